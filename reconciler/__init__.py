@@ -1,0 +1,1 @@
+"""Reconcile LLM inference servers on GPU hosts with committed specs."""

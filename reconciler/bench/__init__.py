@@ -1,0 +1,1 @@
+"""The benchmark client: streams, load, workloads, quality."""

@@ -1,0 +1,1 @@
+"""Decisions, as functions from values to values."""

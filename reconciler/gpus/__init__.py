@@ -1,0 +1,1 @@
+"""What is known about each GPU vendor, as pure functions."""

@@ -1,0 +1,1 @@
+"""The one program that acts on a host; standard library only."""

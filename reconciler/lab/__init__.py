@@ -1,0 +1,1 @@
+"""Rehearsal hosts: systemd hosts by namespaces, and the one simulated host."""

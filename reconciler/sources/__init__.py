@@ -1,0 +1,1 @@
+"""Where specs come from."""

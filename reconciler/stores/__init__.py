@@ -1,0 +1,1 @@
+"""Where history is kept."""

@@ -1,0 +1,1 @@
+"""Ways to run a fixed command on a host."""

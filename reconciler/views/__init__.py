@@ -1,0 +1,1 @@
+"""What readers see: plain functions from values to text."""

@@ -1,0 +1,1 @@
+"""Read-only status page, metrics and webhook."""
