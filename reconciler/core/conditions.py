@@ -94,7 +94,9 @@ class Exit:
 
 
 BUG = Exit(70, CommitStatus.ERROR, "our own bug")
-ROLLBACK_FAILED = Exit(4, CommitStatus.FAILURE, "the server is down and nothing good could be restored")
+ROLLBACK_FAILED = Exit(
+    4, CommitStatus.FAILURE, "the server is down and nothing good could be restored"
+)
 ROLLED_BACK = Exit(3, CommitStatus.FAILURE, "rolled back to the last good revision")
 FAILED = Exit(1, CommitStatus.FAILURE, "failed; the new server was left or stopped by on_failure")
 REFUSED = Exit(1, CommitStatus.FAILURE, "refused; nothing was changed")

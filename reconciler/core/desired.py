@@ -30,7 +30,9 @@ class Target:
     """One revision of one server, ready to install.
 
     `argv` and `environment` are what systemd must report once the unit is loaded (S24); empty for an
-    `ORIGINAL`, whose text we did not write. `spec` is the canonical JSON of the merged server document.
+    `ORIGINAL`, whose text we did not write. `spec` is the canonical JSON of the merged server document. `paths` must
+    exist on the host, the first of `argv` must be executable there, and `flags` must be known to the engine that
+    `check_argv` asks for help; preflight looks at all of them before anything stops.
     """
 
     revision: str
@@ -41,6 +43,10 @@ class Target:
     spec: str = ""
     gpu_uuids: tuple[str, ...] = ()
     port: int | None = None
+    user: str | None = None
+    paths: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    check_argv: tuple[str, ...] = ()
 
     @property
     def is_original(self) -> bool:

@@ -113,11 +113,15 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Write one of the server's records. `content` is JSON text; None takes the record away."""
+    """Write one of the server's records. `content` is JSON text; None takes the record away.
+
+    `rebind` says that changed bindings are what the spec asks for, not a renumbered card.
+    """
 
     server: str
     name: str
     content: str | None
+    rebind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,4 +331,16 @@ class Waited:
     stop: bool = False
 
 
-Reply = Began | Claimed | Observed | Acted | Turned | Lost | Unreachable | Load | Probed | Measured | Waited
+Reply = (
+    Began
+    | Claimed
+    | Observed
+    | Acted
+    | Turned
+    | Lost
+    | Unreachable
+    | Load
+    | Probed
+    | Measured
+    | Waited
+)

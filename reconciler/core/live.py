@@ -211,7 +211,9 @@ def parse_live(data: Mapping[str, Any]) -> LiveHost:
         guard_installed=inst.get("guard") is True,
         tick_installed=inst.get("tick") is True,
         baselines=_known_or(data.get("baselines"), {}),
-        disk={str(k): int(v) for k, v in _known_or(data.get("disk"), {}).items() if isinstance(v, int)},
+        disk={
+            str(k): int(v) for k, v in _known_or(data.get("disk"), {}).items() if isinstance(v, int)
+        },
         servers={
             name: _server(name, section)
             for name, section in sorted(servers.items() if isinstance(servers, Mapping) else ())
@@ -253,7 +255,9 @@ def join_layers(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str,
     return joined
 
 
-def _seen_from_inside(holder: Mapping[str, Any], inside: Mapping[tuple[Any, Any], Any]) -> dict[str, Any]:
+def _seen_from_inside(
+    holder: Mapping[str, Any], inside: Mapping[tuple[Any, Any], Any]
+) -> dict[str, Any]:
     namespaces = holder.get("nspid") or [holder.get("pid")]
     match = inside.get((namespaces[-1], holder.get("start_ticks"))) if len(namespaces) > 1 else None
     if match is None:
@@ -273,7 +277,11 @@ def _apps_from_inside(
         for h in holders
         if len(h.get("nspid") or ()) > 1 and (h["nspid"][-1], h.get("start_ticks")) in inside
     }
-    return {"known": [{**app, "pid": numbers.get(app.get("pid"), app.get("pid"))} for app in apps["known"]]}
+    return {
+        "known": [
+            {**app, "pid": numbers.get(app.get("pid"), app.get("pid"))} for app in apps["known"]
+        ]
+    }
 
 
 # -- taking the answer apart -----------------------------------------------------------------------------
@@ -287,7 +295,9 @@ def _reading(section: Any, parse: Callable[[Any], T]) -> Reading[T]:
     try:
         return Known(parse(section["known"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return Unknown(f"the helper's answer has an unexpected shape ({type(error).__name__}: {error})")
+        return Unknown(
+            f"the helper's answer has an unexpected shape ({type(error).__name__}: {error})"
+        )
 
 
 def _known_or(section: Any, default: Any) -> Any:
@@ -414,7 +424,9 @@ def _records(value: Any) -> Records:
 
 def _listeners(value: Any) -> tuple[Listener, ...]:
     return tuple(
-        Listener(str(v["address"]), tuple(int(p) for p in v["pids"]), tuple(str(u) for u in v["units"]))
+        Listener(
+            str(v["address"]), tuple(int(p) for p in v["pids"]), tuple(str(u) for u in v["units"])
+        )
         for v in value
     )
 
@@ -445,4 +457,3 @@ def _server(name: str, section: Any) -> LiveServer:
             "processes": _known_or(section.get("processes"), []),
         },
     )
-

@@ -1,0 +1,561 @@
+"""The step machine: `step(state, reply) -> (state, effect)`. The only thing that decides what a rollout does next.
+
+`steps.py` and `preflight.py` know what each step wants; here is what holds for all of them: the order, the lease, the
+way back, and what becomes of a reply that is no answer. Nothing here touches the world, a clock or a log.
+
+How odd replies are read, since everything hangs on it:
+
+- `Lost`: the effect may have happened, may still happen, or never will. The fence is raised by a new claim before
+  anything is observed, so that our own late effect finds a fence that is no longer its own (`host-mechanisms.md`).
+- `Unreachable`: it did not happen. Tried again with growing pauses, then the pass ends as Unknown, leaving the intent
+  and the host's deadline: whoever comes next goes on, or the host goes back by itself.
+- `StaleFence`, `LeaseExpired`: somebody else may have come. Claim again; if they hold the lease, this attempt is theirs.
+- `OtherBoot`: the host rebooted. What ran is gone and every proof with it; start again at disarm (F49).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from reconciler.core.attempt import ORDER, Attempt, Failure, Leg, Member, Phase
+from reconciler.core.conditions import Outcome, Reason
+from reconciler.core.effect import (
+    Began,
+    Claim,
+    Claimed,
+    Commit,
+    Disarm,
+    Done,
+    Effect,
+    GiveBack,
+    Install,
+    Lost,
+    Measure,
+    Observed,
+    Record,
+    Remove,
+    Reply,
+    Settle,
+    Signal,
+    Start,
+    Stop,
+    Turned,
+    Unreachable,
+    Wait,
+    Waited,
+    deadline_s,
+)
+from reconciler.core.preflight import preflight
+from reconciler.core.steps import LEASE_TTL_S, STEPS, Do, Fail, Move, Next, Step
+
+MUTATIONS = (Record, Disarm, Stop, Signal, Install, Remove, Start, Commit, Settle)
+
+MARGIN_S = 5.0
+"""No effect begins when the rest of the lease is shorter than the effect's deadline plus this (S9)."""
+
+PATIENCE_S = 90.0
+"""How long a host may stay unreachable before the pass ends as Unknown: a switch that reboots is back by then."""
+
+BUSY_TRIES = 30
+MAX_REBOOTS = 2
+
+FINE = frozenset({"Busy", "TooLate"})
+FENCED_OFF = frozenset({"StaleFence", "LeaseExpired"})
+
+
+def step(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
+    """Decide what comes next. Total: every reply in every state gives an effect, at the end `Done`."""
+    if state.began is None:
+        state = replace(state, began=reply.now)
+    if state.entered is None:
+        state = replace(state, entered=reply.now)
+    if state.phase is Phase.FINISHED:
+        return _finish(state, reply)
+    match reply:
+        case Unreachable():
+            return _unreachable(state, reply)
+        case Lost():
+            return _lost(state, reply)
+        case Turned(reason=reason) if reason in FENCED_OFF:
+            return _advance(state.with_member(fence=None), Waited(reply.now))
+        case Turned(reason="OtherBoot"):
+            return _rebooted(state, reply.now)
+        case Turned(reason="LeaseHeld"):
+            return _taken(state, reply.message)
+        case Turned(reason=reason) if reason in FINE and state.tries < BUSY_TRIES:
+            return replace(state, tries=state.tries + 1), Wait(0.5, reply.message)
+        case Claimed():
+            return _claimed(state, reply)
+        case Waited(stop=True) if state.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
+            return _end(
+                state,
+                Failure(state.phase, Reason.INTERRUPTED, "interrupted; nothing was changed", ""),
+                reply,
+            )
+        case _:
+            return _advance(replace(state, trouble_since=None), reply)
+
+
+# -- moving along ---------------------------------------------------------------------------------------
+
+
+def _advance(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
+    """Hand the reply to the step that the attempt is in, and carry out its move."""
+    while True:
+        if (claim := _claim_wanted(state)) is not None:
+            return state, claim
+        if (rejection := _rejection_wanted(state)) is not None and not isinstance(reply, Turned):
+            index, record = rejection
+            return _guarded(
+                state.with_members({index: {"rejection_recorded": True}}), record, reply
+            )
+        if isinstance(reply, Observed) and (reboot := _reboot_seen(state, reply)):
+            return _rebooted(state, reply.now)
+        move = _step_of(state.phase)(state, reply)
+        match move:
+            case Do(effect=effect, state=after):
+                return _guarded(after, effect, reply)
+            case Fail():
+                return _failed(move, reply)
+            case Next(state=after):
+                state, finished = _next(after, reply)
+                if finished:
+                    return _finish(state, reply)
+                reply = Waited(reply.now) if not _keeps(reply, state) else reply
+
+
+def _keeps(reply: Reply, state: Attempt) -> bool:
+    """An observation serves the next step as well, unless time or an effect lies between.
+
+    INSTALL and START act on entry; RELEASE wants its samples as fresh as its first one; COMMIT looks for itself.
+    """
+    return isinstance(reply, Observed) and state.phase in {
+        Phase.DISARM,
+        Phase.DRAIN,
+        Phase.STOP,
+        Phase.RELEASE,
+        Phase.ACQUIRE,
+    }
+
+
+def _step_of(phase: Phase) -> Step:
+    return preflight if phase is Phase.PREFLIGHT else STEPS[phase]
+
+
+def _next(state: Attempt, reply: Reply) -> tuple[Attempt, bool]:
+    """Go to the next member in this step, or to the next step. Release takes all members at once."""
+    if state.phase is not Phase.RELEASE and state.cursor + 1 < len(state.members):
+        return replace(state, cursor=state.cursor + 1, entered=reply.now, tries=0), False
+    order = ORDER[state.leg]
+    following = order[order.index(state.phase) + 1]
+    spent = reply.now - (state.entered or reply.now)
+    state = replace(
+        state,
+        phase=following,
+        cursor=0,
+        entered=reply.now,
+        tries=0,
+        resumed=False,
+        timings=(*state.timings, (_key(state), round(spent, 3))),
+    )
+    return state, following is Phase.FINISHED
+
+
+def _key(state: Attempt) -> str:
+    return (
+        state.phase.value if state.leg is Leg.FORWARD else f"{state.leg.value}-{state.phase.value}"
+    )
+
+
+# -- the lease --------------------------------------------------------------------------------------------
+
+
+def _claim_wanted(state: Attempt) -> Claim | None:
+    """Claim for every member before anything else; a member without a fence may not be acted on (S8)."""
+    if state.phase is Phase.PREFLIGHT:
+        return None
+    for member in state.members:
+        if member.fence is None:
+            takeover = state.resumed or bool(member.boot_id)
+            return Claim(member.server, LEASE_TTL_S, takeover=takeover)
+    return None
+
+
+def _guarded(state: Attempt, effect: Effect, reply: Reply) -> tuple[Attempt, Effect]:
+    """Let the effect go, unless the lease would not outlast it (S9): then renew first and look again after."""
+    if state.phase is Phase.PREFLIGHT:
+        return state, effect
+    need = deadline_s(effect) + MARGIN_S
+    for member in state.members:
+        if member.fence is not None and member.lease_until - reply.now < min(need, LEASE_TTL_S / 2):
+            ttl = max(LEASE_TTL_S, need) if isinstance(effect, Measure) else LEASE_TTL_S
+            return state, Claim(member.server, ttl, renew=member.fence)
+        if (
+            isinstance(effect, Measure)
+            and member.fence is not None
+            and member.lease_until - reply.now < need
+        ):
+            return state, Claim(member.server, need + MARGIN_S, renew=member.fence)
+    return state, effect
+
+
+def _claimed(state: Attempt, reply: Claimed) -> tuple[Attempt, Effect]:
+    index = next(i for i, m in enumerate(state.members) if m.server == reply.server)
+    before = state.members[index]
+    state = state.with_members(
+        {
+            index: {
+                "fence": reply.fence,
+                "lease_until": reply.now + reply.ttl_s,
+                "boot_id": reply.boot_id,
+            }
+        }
+    )
+    state = replace(state, trouble_since=None)
+    if before.boot_id and before.boot_id != reply.boot_id:
+        return _rebooted(state, reply.now, fenced=True)
+    return _advance(state, Waited(reply.now))
+
+
+def _taken(state: Attempt, message: str) -> tuple[Attempt, Effect]:
+    """Somebody else holds the lease: this attempt is theirs to finish or to leave."""
+    results = tuple(
+        (m.server, Outcome.REFUSED, Reason.LEASE_HELD, message, _revision(m)) for m in state.members
+    )
+    return replace(state, phase=Phase.FINISHED), Done(results)
+
+
+# -- replies that are no answer -------------------------------------------------------------------------------
+
+
+def _lost(state: Attempt, reply: Lost) -> tuple[Attempt, Effect]:
+    if state.phase is Phase.PREFLIGHT:
+        return _unreachable(state, Unreachable(reply.now, reply.message))
+    state = state.every_member(fence=None)
+    return _unreachable(state, Unreachable(reply.now, reply.message))
+
+
+def _unreachable(state: Attempt, reply: Unreachable) -> tuple[Attempt, Effect]:
+    since = reply.now if state.trouble_since is None else state.trouble_since
+    state = replace(state, trouble_since=since)
+    if reply.identity or reply.now - since >= PATIENCE_S:
+        reason = Reason.HOST_IDENTITY if reply.identity else Reason.UNREACHABLE
+        if state.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
+            sentence = f"{reply.message}; nothing was changed"
+        else:
+            sentence = (
+                f"{reply.message}; the rollout stands at {state.phase.value} and the host's own deadline goes on: it returns to the "
+                "last good revision unless a controller comes back first. Run again to go on"
+            )
+        results = tuple(
+            (m.server, Outcome.UNKNOWN, reason, sentence, _revision(m)) for m in state.members
+        )
+        return replace(state, phase=Phase.FINISHED), Done(results)
+    pause = min(10.0, 0.5 + (reply.now - since) / 4)
+    return state, Wait(pause, reply.message)
+
+
+def _reboot_seen(state: Attempt, reply: Observed) -> bool:
+    """Say whether the boot that was just observed is not the one that was claimed."""
+    boot = reply.live.boot_id
+    return bool(boot) and any(
+        m.fence is not None and m.boot_id and m.boot_id != boot for m in state.members
+    )
+
+
+def _rebooted(state: Attempt, now: float, *, fenced: bool = False) -> tuple[Attempt, Effect]:
+    """Start again at disarm: what ran is gone, the trial with it, and no proof from before counts."""
+    kept = {} if fenced else {"fence": None, "boot_id": ""}
+    state = state.every_member(
+        disarmed=False,
+        stopped=False,
+        started="",
+        previous="",
+        invocation="",
+        zeros=0,
+        evidence="",
+        **kept,
+    )
+    if not fenced:
+        state = replace(state, resumed=True)
+    state = replace(
+        state, reboots=state.reboots + 1, samples=(), escalated=(), down_at=None, tries=0
+    )
+    if state.phase not in {Phase.PREFLIGHT, Phase.ACQUIRE}:
+        state = replace(state, phase=Phase.DISARM, cursor=0, entered=now)
+    if state.reboots > MAX_REBOOTS and state.leg is Leg.FORWARD:
+        fail = Fail(
+            state,
+            Reason.REBOOTED,
+            f"{state.host} rebooted {state.reboots} times during the rollout",
+        )
+        return _failed(fail, Waited(now))
+    return _advance(state, Waited(now))
+
+
+# -- when a step fails --------------------------------------------------------------------------------------
+
+
+def _failed(fail: Fail, reply: Reply) -> tuple[Attempt, Effect]:
+    """Choose the way on after a failure: nothing to undo, back, down, or stand still and say so."""
+    state = fail.state
+    failure = Failure(state.phase, fail.reason, fail.sentence, state.member.server, fail.rejects)
+    if state.leg is not Leg.FORWARD:
+        return _back_failed(state, failure, reply)
+    if state.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
+        return _end(state, failure, reply)
+    state = replace(state, failure=failure, samples=(), escalated=())
+    if (
+        failure.reason in {Reason.GATE_INCONCLUSIVE, Reason.GATE_ERROR}
+        and state.member.on_inconclusive == "ask"
+    ):
+        return _settle_all(replace(state, held=True), "held", reply)
+    touched = any(m.stopped for m in state.members)
+    mode = state.member.on_failure if touched and _started(state) else "rollback"
+    if mode == "leave":
+        return _settle_all(state, "kept", reply)
+    if mode == "stop":
+        return _turn(state, Leg.DOWN, reply)
+    if not touched:
+        return _settle_all(state, "undone", reply)
+    return _turn(state, Leg.BACK, reply)
+
+
+def _started(state: Attempt) -> bool:
+    return state.phase in {Phase.START, Phase.READY, Phase.GATE, Phase.COMMIT}
+
+
+def _turn(state: Attempt, leg: Leg, reply: Reply) -> tuple[Attempt, Effect]:
+    """Begin another leg at its first step. A member with nothing good to return to ends down."""
+    if leg is Leg.BACK and all(m.old is None for m in state.members):
+        leg = Leg.DOWN
+    state = replace(state, leg=leg, phase=ORDER[leg][0], cursor=0, entered=reply.now, tries=0)
+    state = state.every_member(started="", evidence="", zeros=0)
+    return _advance(state, Waited(reply.now))
+
+
+def _back_failed(state: Attempt, failure: Failure, reply: Reply) -> tuple[Attempt, Effect]:
+    """The way back failed too. Disarm is taken away, so that the tick starts the last good revision when the GPUs are free (L9)."""
+    if state.back_failure is not None:
+        return _finish(replace(state, phase=Phase.FINISHED), reply)
+    state = replace(state, back_failure=failure)
+    return _settle_all(state, "undone", reply)
+
+
+def _settle_all(state: Attempt, what: str, reply: Reply) -> tuple[Attempt, Effect]:
+    """End the attempt on the host for each member, one effect after the other, by way of the finishing step."""
+    state = replace(state, phase=Phase.FINISHED, cursor=0, entered=reply.now)
+    state = state.every_member(settle=what, finished=0)
+    return _finish(state, Waited(reply.now))
+
+
+def _rejection_wanted(state: Attempt) -> tuple[int, Record] | None:
+    """Remember a bad revision before anything is undone, so that no crash makes it be tried again (L2)."""
+    failure = state.failure
+    if failure is None or not failure.rejects or state.leg is Leg.FORWARD:
+        return None
+    for index, member in enumerate(state.members):
+        if (
+            member.server == failure.server
+            and member.new is not None
+            and not member.rejection_recorded
+        ):
+            return index, _rejection(member, failure)
+    return None
+
+
+def _rejection(member: Member, failure: Failure) -> Record:
+    assert member.new is not None, "only a revision can be rejected"
+    content = {
+        "version": 1,
+        "revision": member.new.revision,
+        "reason": failure.reason.value,
+        "sentence": failure.sentence,
+    }
+    return Record(
+        member.server, f"rejected/{member.new.revision}", json.dumps(content, sort_keys=True)
+    )
+
+
+# -- the end ------------------------------------------------------------------------------------------------
+
+SETTLED, REJECTED, NOTED, GIVEN_BACK = 1, 2, 3, 4
+"""How far a member has come in the finishing step: each effect once, in this order."""
+
+
+def _finish(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
+    """Settle what is unsettled, write the history, give the leases back, and say how it ended.
+
+    From here on an unanswered effect is not insisted on, except that settling is tried again: everything else is a
+    convenience that the next pass does without.
+    """
+    if isinstance(reply, Claimed):
+        index = next(i for i, m in enumerate(state.members) if m.server == reply.server)
+        state = state.with_members({index: {"fence": reply.fence, "boot_id": reply.boot_id}})
+    elif isinstance(reply, Lost | Unreachable) or (
+        isinstance(reply, Turned) and reply.reason in FENCED_OFF | {"OtherBoot"}
+    ):
+        since = reply.now if state.trouble_since is None else state.trouble_since
+        state = replace(state, trouble_since=since)
+        index = min(state.cursor, len(state.members) - 1)
+        unsettled = (
+            bool(state.members[index].settle)
+            and state.members[index].finished <= SETTLED
+        )
+        if unsettled and reply.now - since < PATIENCE_S:
+            member = state.members[index]
+            state = state.with_members({index: {"fence": None, "finished": 0}})
+            if isinstance(reply, Unreachable | Lost) and reply.now != since:
+                return replace(state, entered=None), Wait(1.0, "the host does not answer")
+            return state, Claim(member.server, LEASE_TTL_S, takeover=True)
+    while state.cursor < len(state.members):
+        member = state.member
+        stage = member.finished + 1
+        effect = _last_effect(state, member, stage, reply.now)
+        if effect is not None and member.fence is None:
+            if stage == SETTLED and not isinstance(reply, Turned):
+                return state, Claim(member.server, LEASE_TTL_S, takeover=True)
+            effect = None
+        if stage > GIVEN_BACK:
+            state = replace(state, cursor=state.cursor + 1)
+            continue
+        state = state.with_member(finished=stage)
+        if effect is not None:
+            return state, effect
+    return state, Done(tuple(_result(state, m) for m in state.members))
+
+
+def _last_effect(state: Attempt, member: Member, stage: int, now: float) -> Effect | None:
+    match stage:
+        case 1 if member.settle:
+            return Settle(member.server, member.unit, member.settle)
+        case 2 if state.failure and state.failure.rejects and state.failure.server == member.server:
+            return (
+                _rejection(member, state.failure)
+                if member.new and not member.rejection_recorded
+                else None
+            )
+        case 3 if state.failure is None or state.failure.phase not in {
+            Phase.PREFLIGHT,
+            Phase.ACQUIRE,
+        }:
+            return Record(
+                member.server, "history", json.dumps(_history(state, member, now), sort_keys=True)
+            )
+        case 4 if member.fence is not None:
+            return GiveBack(member.server, member.fence)
+        case _:
+            return None
+
+
+def _history(state: Attempt, member: Member, now: float) -> Mapping[str, object]:
+    _, outcome, reason, sentence, revision = _result(state, member)
+    return {
+        "version": 1,
+        "outcome": outcome.value,
+        "reason": reason.value,
+        "sentence": sentence,
+        "revision": revision,
+        "previous": member.old.revision if member.old else "",
+        "took_s": round(now - (state.began or now), 3),
+        "outage_s": None if state.outage_s is None else round(state.outage_s, 3),
+        "steps": dict(state.timings),
+        "attempt": state.id,
+    }
+
+
+def _end(state: Attempt, failure: Failure, reply: Reply) -> tuple[Attempt, Effect]:
+    """End before anything was changed: only leases are to be given back."""
+    state = replace(state, failure=failure, phase=Phase.FINISHED, cursor=0)
+    return _finish(state, Waited(reply.now))
+
+
+def _revision(member: Member) -> str:
+    return member.new.revision if member.new else ""
+
+
+def _result(state: Attempt, member: Member) -> tuple[str, Outcome, Reason, str, str]:
+    """Say how it ended for one member, in the words of the table of `architecture.md` section 6."""
+    failure = state.failure
+    revision = _revision(member)
+    if failure is None:
+        if member.new is None:
+            return (
+                member.server,
+                Outcome.STOPPED,
+                Reason.NONE,
+                "stopped as asked; the GPUs are proven free",
+                "",
+            )
+        return member.server, Outcome.APPLIED, Reason.NONE, "applied", revision
+    sentence = (
+        failure.sentence
+        if failure.server in {member.server, ""}
+        else f"{failure.server}: {failure.sentence}"
+    )
+    if failure.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
+        return member.server, Outcome.REFUSED, failure.reason, sentence, revision
+    if state.held:
+        return (
+            member.server,
+            Outcome.HELD,
+            failure.reason,
+            f"{sentence}. The new server is up and unproven; run again to measure again",
+            revision,
+        )
+    old = member.old.revision if member.old else ""
+    if state.back_failure is not None:
+        return (
+            member.server,
+            Outcome.ROLLBACK_FAILED,
+            failure.reason,
+            f"{sentence}. Going back failed as well: {state.back_failure.sentence}. The server is down; the host starts the last good "
+            "revision by itself once its GPUs are proven free",
+            old,
+        )
+    if state.leg is Leg.BACK:
+        if not member.stopped and failure.phase in {Phase.DISARM, Phase.DRAIN, Phase.STOP}:
+            return (
+                member.server,
+                Outcome.REFUSED,
+                failure.reason,
+                f"{sentence}. The old server was left running",
+                revision,
+            )
+        return (
+            member.server,
+            Outcome.ROLLED_BACK,
+            failure.reason,
+            f"{sentence}. The last good revision is back",
+            old,
+        )
+    if state.leg is Leg.DOWN:
+        reason = Reason.NO_GOOD_REVISION if member.old is None else failure.reason
+        return member.server, Outcome.FAILED, reason, f"{sentence}. The server is stopped", revision
+    if member.settle == "undone":
+        return (
+            member.server,
+            Outcome.REFUSED,
+            failure.reason,
+            f"{sentence}. The old server was left running",
+            revision,
+        )
+    return (
+        member.server,
+        Outcome.FAILED,
+        failure.reason,
+        f"{sentence}. The new server was left running, unproven",
+        revision,
+    )
+
+
+def resume(state: Attempt) -> Attempt:
+    """Prepare a state that was read back from a host: claim first, then look, then go on where it stood."""
+    return replace(state, resumed=True, entered=None, began=None).every_member(
+        fence=None, lease_until=0.0
+    )
+
+
+__all__ = ["MUTATIONS", "Began", "Move", "resume", "step"]

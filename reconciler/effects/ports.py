@@ -1,0 +1,116 @@
+"""What carrying out an effect needs of the world, as protocols: the real ones are made by `wiring.py`, the simulated by `lab`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from reconciler.core.desired import Target
+from reconciler.engines.base import Engine
+from reconciler.transports.base import Address
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request to a helper, before it has a nonce. The words are those of `helper/acts.py`."""
+
+    verb: str
+    args: Mapping[str, Any]
+    server: str | None = None
+    fence: Mapping[str, Any] | None = None
+    boot_id: str | None = None
+    not_after: float | None = None
+    intent: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One complete answer of a helper. `outcome` is done, refused or failed."""
+
+    outcome: str
+    reason: str
+    message: str
+    data: Mapping[str, Any]
+    boot_id: str
+    boottime: float
+
+
+class HostPort(Protocol):
+    """One host: its helper on each layer, and a way to its ports."""
+
+    @property
+    def name(self) -> str:
+        """Give the host's name as the specs have it."""
+        ...
+
+    def call(self, request: Request, *, deadline_s: float) -> Answer:
+        """Ask the helper beside the units.
+
+        Raises:
+            HostUnreachableError: Nothing was executed.
+            HostIdentityError: It is not the machine that was enrolled; nothing was executed.
+            CommandFailedError: The helper could not be run (sudo, python3); nothing was executed.
+            OutcomeUnknownError: It may have been executed.
+        """
+        ...
+
+    def observe_outer(self, args: Mapping[str, Any], *, deadline_s: float) -> Mapping[str, Any] | None:
+        """Observe the outermost layer; None where it is the same as the inner one."""
+        ...
+
+    def reach(self, port: int) -> AbstractContextManager[Address]:
+        """Give a local address that leads to the server's port, also a loopback-only one."""
+        ...
+
+
+class Clock(Protocol):
+    """The controller's own time: monotonic seconds, and waiting."""
+
+    def now(self) -> float:
+        """Give seconds on a clock that never jumps (F08)."""
+        ...
+
+    def sleep(self, seconds: float) -> bool:
+        """Wait; return True when somebody asked us to stop at the next safe point."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GateReport:
+    """How a gate ended: pass, fail, inconclusive or error; `evidence` is plain JSON for the record."""
+
+    verdict: str
+    message: str
+    evidence: Mapping[str, Any]
+
+
+class GateRunner(Protocol):
+    """Whoever measures: the benchmark client, or the simulated world."""
+
+    def __call__(
+        self,
+        target: Target,
+        engine: Engine,
+        host: HostPort,
+        baseline: Mapping[str, Any] | None,
+        *,
+        deadline_s: float,
+        on_progress: Callable[[str], None],
+    ) -> GateReport:
+        """Measure the server that runs `target` and judge it. Raises only `HostError`s."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """All that a rollout's effects are carried out with. `holder` names this installation in leases."""
+
+    host: HostPort
+    clock: Clock
+    engines: Mapping[str, Engine]
+    gate: GateRunner
+    holder: str
+    baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    on_progress: Callable[[str], None] = lambda _line: None
