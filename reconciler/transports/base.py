@@ -14,6 +14,9 @@ from typing import Protocol
 OUTPUT_CAP_BYTES = 4 * 1024 * 1024
 """Per stream. An observation of a busy host with eight GPUs is some 100 kB; a flood is cut here."""
 
+STDERR_TAIL_BYTES = 64 * 1024
+"""What a kept session remembers of standard error: enough for a traceback."""
+
 
 @dataclass(frozen=True, slots=True)
 class Completed:
@@ -98,4 +101,4 @@ class Transport(Protocol):
         ...
 
 
-__all__ = ["OUTPUT_CAP_BYTES", "Address", "Completed", "Session", "Transport"]
+__all__ = ["OUTPUT_CAP_BYTES", "STDERR_TAIL_BYTES", "Address", "Completed", "Session", "Transport"]
