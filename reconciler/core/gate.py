@@ -1,0 +1,930 @@
+"""What a measurement is, and what a gate says about it. Pure.
+
+`judge` turns the rounds measured so far, the spec's gate, the rounds stored with the last applied
+revision and the quality answers into a `Verdict`. The order is: is the measurement valid, is the error
+budget kept, are the absolute limits met, is it no slower than the baseline. The unit of analysis is the
+*round* (one pass of a run's prompts at its concurrency), since requests of one round share its luck.
+
+Three rules stand above the statistics. What the infrastructure did (tunnel down, key refused) is never
+a verdict about a revision. A measuring client that was itself too slow can prove that a server is fast
+enough, never that it is too slow. A fail is definite: callers stop at the first one.
+
+`bench/load.py` makes the results, `bench/rounds.py` runs the rounds, `core/rollout.py` acts on verdicts.
+Only the standard library at run time, so that it can travel to a host with the client.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reconciler.core.spec import Gate, GateRun, Limit
+
+FORMAT_VERSION = "1.0"
+
+# Fewer rounds say nothing about the spread between rounds; more do not change a close call enough to
+# be worth the outage (bench-gate.md section 3, the simulated table).
+MIN_ROUNDS = 3
+MAX_ROUNDS = 8
+# Before the third round only a value this far on the wrong side of its limit is a fail: no healthy
+# host was seen to spread that much.
+CLEAR_MISS = 0.2
+ALPHA = 0.05
+# Looks at rounds 3 to 8 share the error probability evenly.
+LOOK_ALPHA = ALPHA / (MAX_ROUNDS - MIN_ROUNDS + 1)
+# No two rounds are equal to better than this, however alike the few seen so far look.
+MIN_ROUND_SPREAD = 0.003
+# Restart-to-restart spread of one and the same revision on one and the same host.
+DEPLOY_SPREAD = 0.005
+# Time to first token varies more than speed and matters less: three times the margin.
+TTFT_MARGIN_FACTOR = 3
+# A client busier than this delays its own stamps.
+CLIENT_CPU_LIMIT = 0.7
+CLIENT_LAG_LIMIT_MS = 2.0
+# Output lengths and cached prompt tokens may differ this much before two measurements are of two things.
+COMPARABLE_LENGTH = 0.05
+COMPARABLE_CACHED_SHARE = 0.05
+IMPLAUSIBLE_SPEEDUP = 1.5
+# So many garbled texts are no accident of sampling.
+GARBAGE_SHARE = 0.5
+
+
+class VerdictKind(StrEnum):
+    """The four verdicts."""
+
+    PASS = "pass"  # noqa: S105 - a verdict, no secret
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+    ERROR = "error"
+
+
+class ReasonCode(StrEnum):
+    """Why a verdict is what it is; stable words for output and records."""
+
+    ERROR_BUDGET = "ErrorBudgetExceeded"
+    LIMIT_MISSED = "LimitMissed"
+    SLOWER = "SlowerThanBaseline"
+    DEGENERATE = "DegenerateOutput"
+    QUALITY_WORSE = "QualityWorse"
+    CLIENT_BOTTLENECK = "ClientBottleneck"
+    NO_USAGE = "NoUsage"
+    NOT_MEASURED = "NotMeasured"
+    TOO_FEW_ROUNDS = "TooFewRounds"
+    UNDECIDED = "Undecided"
+    NOT_COMPARABLE = "BaselineNotComparable"
+    UNREACHABLE = "ServerUnreachable"
+    REFUSED = "RequestRefused"
+    UNAUTHORIZED = "Unauthorized"
+    WRONG_MODEL = "WrongModel"
+    DEADLINE = "GateDeadline"
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Values of one quantity, sorted; thinned to evenly spaced ranks when there were very many.
+
+    `count` and `mean` are those of all values, before thinning.
+    """
+
+    values: tuple[float, ...] = ()
+    count: int = 0
+    mean: float | None = None
+
+    @classmethod
+    def of(cls, values: Iterable[float], *, keep: int = 1000) -> Distribution:
+        """Sort, and keep at most `keep` evenly spaced order statistics (the ends always)."""
+        ranked = sorted(values)
+        if not ranked:
+            return cls()
+        mean = math.fsum(ranked) / len(ranked)
+        count = len(ranked)
+        if count > keep:
+            ranked = [ranked[round(i * (count - 1) / (keep - 1))] for i in range(keep)]
+        return cls(tuple(ranked), count, mean)
+
+    def percentile(self, share: float) -> float | None:
+        """Give the value below which `share` (0 to 1) of the values lie, linearly interpolated."""
+        if not self.values:
+            return None
+        place = share * (len(self.values) - 1)
+        low = math.floor(place)
+        high = min(low + 1, len(self.values) - 1)
+        return self.values[low] + (self.values[high] - self.values[low]) * (place - low)
+
+    @property
+    def p50(self) -> float | None:
+        """Give the median."""
+        return self.percentile(0.5)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give percentiles for readers and the values for later comparisons."""
+        marks = {f"p{p}": _short(self.percentile(p / 100)) for p in (50, 90, 95, 99)}
+        values = [_short(v) for v in self.values]
+        return {"count": self.count, "mean": _short(self.mean), **marks, "values": values}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Distribution:
+        """Read what `to_json` wrote."""
+        mean = stored.get("mean")
+        values = tuple(float(v) for v in stored.get("values", ()))
+        return cls(values, int(stored["count"]), None if mean is None else float(mean))
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What one round of one run measured. Times are in seconds unless the name says otherwise.
+
+    t0 is when the request's bytes were written. A token event holds text, reasoning or a tool call.
+
+    - `ttft`: t0 to the first token event of any channel, one value per successful request.
+    - `ttfv_ms`: t0 to the first visible content.
+    - `decode_tps`: per request, (tokens - tokens in the first token event) / (last - first token event).
+      Tokens are the server's usage; a request without it has no value here.
+    - `output_tps`: tokens of all streams per second of the steady window: from the moment the last of
+      the streams has its first token, to the moment the first of them has nothing more to do. Where
+      there was no such window it is `out_tok_s_wall`, which is never more; `output_tps_window_s` is 0.
+    - `out_tok_s_wall`: all tokens / the time from the first request to the last token event.
+    - `e2e`: t0 to the last token event.
+    - `event_gap`: time between token events of one stream. An event may hold several tokens, so this is
+      no time per token; `tokens_per_event` says how many.
+    - `queue_ms`: what the client itself waited (for a connection) before t0; in no latency.
+    - `error_rate`: failed / sent.
+    - `accept_length`, `accept_rate`: tokens per verify pass, accepted / drafted; `accept_source` says
+      where from.
+    - `cached_prompt_share`: prompt tokens that the server took from its prefix cache.
+    - `client_cpu_share`, `client_loop_lag_p99_ms`: how busy and how late the measuring client was.
+    - `infrastructure`: set when this is no measurement at all, with the reason.
+    """
+
+    run: str
+    round: int
+    workload: str
+    concurrency: int
+    max_tokens: int
+    sent: int = 0
+    completed: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)
+    failure_examples: tuple[str, ...] = ()
+    duration_s: float = 0.0
+    ttft: Distribution = Distribution()
+    ttfv_ms: Distribution = Distribution()
+    decode_tps: Distribution = Distribution()
+    e2e: Distribution = Distribution()
+    event_gap: Distribution = Distribution()
+    queue_ms: Distribution = Distribution()
+    output_tokens: Distribution = Distribution()
+    prompt_tokens: Distribution = Distribution()
+    tokens_per_event: float | None = None
+    output_tps: float | None = None
+    output_tps_window_s: float = 0.0
+    out_tok_s_wall: float | None = None
+    accept_length: float | None = None
+    accept_rate: float | None = None
+    accept_source: str = ""
+    cached_prompt_share: float | None = None
+    without_usage: int = 0
+    garbage: int = 0
+    looping: int = 0
+    warnings: Mapping[str, int] = field(default_factory=dict)
+    retried: int = 0
+    client: str = ""
+    client_cpu_share: float = 0.0
+    client_loop_lag_p99_ms: float = 0.0
+    tunnelled: bool = False
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    infrastructure: ReasonCode | None = None
+    infrastructure_message: str = ""
+
+    @property
+    def failed(self) -> int:
+        """Count the requests that were sent and did not succeed."""
+        return self.sent - self.completed
+
+    @property
+    def error_rate(self) -> float:
+        """Give failed / sent; 0 when nothing was sent."""
+        return self.failed / self.sent if self.sent else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Give one JSON object, with `format_version`."""
+        told: dict[str, Any] = {"format_version": FORMAT_VERSION}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, Distribution):
+                value = value.to_json()
+            elif isinstance(value, Mapping):
+                value = dict(sorted(value.items()))
+            elif isinstance(value, tuple):
+                value = list(value)
+            told[item.name] = _short(value) if isinstance(value, float) else value
+        return told | {"failed": self.failed, "error_rate": _short(self.error_rate)}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> RunResult:
+        """Read what `to_json` wrote, or a later minor version of it (unknown keys are ignored)."""
+        _check_version(stored)
+        known = {}
+        for item in fields(cls):
+            if item.name not in stored:
+                continue
+            value = stored[item.name]
+            if item.type == "Distribution":
+                value = Distribution.from_json(value)
+            elif isinstance(value, list):
+                value = tuple(value)
+            known[item.name] = value
+        if known.get("infrastructure") is not None:
+            known["infrastructure"] = ReasonCode(known["infrastructure"])
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One quality prompt: whether its answer was right, and what was strange about the text."""
+
+    prompt: str
+    right: bool
+    fault: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QualityResult:
+    """The answers to the quality prompts."""
+
+    answers: tuple[Answer, ...]
+    garbage: int
+    infrastructure: ReasonCode | None = None
+    infrastructure_message: str = ""
+
+    @property
+    def asked(self) -> int:
+        """Count the prompts."""
+        return len(self.answers)
+
+    @property
+    def passed(self) -> int:
+        """Count the right answers."""
+        return sum(answer.right for answer in self.answers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give one JSON object; texts are kept, since a person will want to read them."""
+        answers = [
+            {"prompt": a.prompt, "right": a.right, "fault": a.fault, "text": a.text}
+            for a in self.answers
+        ]
+        return {
+            "passed": self.passed,
+            "asked": self.asked,
+            "garbage": self.garbage,
+            "answers": answers,
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> QualityResult:
+        """Read what `to_json` wrote."""
+        keys = ("prompt", "right", "fault", "text")
+        answers = tuple(Answer(**{k: a[k] for k in keys}) for a in stored["answers"])
+        return cls(answers, int(stored["garbage"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The measurement stored with the last applied revision, which later gates compare with."""
+
+    revision: str
+    results: tuple[RunResult, ...]
+    quality: QualityResult | None = None
+
+    def rounds_of(self, run: str) -> tuple[RunResult, ...]:
+        """Give the stored rounds of one run that were measurements."""
+        return tuple(r for r in self.results if r.run == run and r.infrastructure is None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give one JSON object, with `format_version`."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "revision": self.revision,
+            "results": [result.to_json() for result in self.results],
+            "quality": self.quality.to_json() if self.quality else None,
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Baseline:
+        """Read what `to_json` wrote, or a later minor version of it."""
+        _check_version(stored)
+        results = tuple(RunResult.from_json(r) for r in stored["results"])
+        quality = stored.get("quality")
+        return cls(
+            stored["revision"], results, QualityResult.from_json(quality) if quality else None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason of a verdict: a stable code and a sentence with numbers."""
+
+    code: ReasonCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing that was judged: which key of which run, what was measured, what was allowed.
+
+    `open` says that more rounds may decide what is inconclusive now.
+    """
+
+    run: str
+    key: str
+    measured: float | None
+    bound: float
+    verdict: VerdictKind
+    reason: Reason | None = None
+    open: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Give one JSON object."""
+        return {
+            "run": self.run,
+            "key": self.key,
+            "measured": _short(self.measured),
+            "bound": _short(self.bound),
+            "verdict": self.verdict.value,
+            "reason": self.reason.code.value if self.reason else None,
+            "message": self.reason.message if self.reason else "",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the gate says. `notes` are worth reading and decided nothing."""
+
+    kind: VerdictKind
+    reasons: tuple[Reason, ...] = ()
+    rows: tuple[Row, ...] = ()
+    notes: tuple[str, ...] = ()
+    more_rounds_wanted: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Give one JSON object, with `format_version`."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "verdict": self.kind.value,
+            "reasons": [{"code": r.code.value, "message": r.message} for r in self.reasons],
+            "rows": [row.to_json() for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+
+def judge(
+    gate: Gate,
+    results: Sequence[RunResult],
+    baseline: Baseline | None = None,
+    quality: QualityResult | None = None,
+) -> Verdict:
+    """Say whether the measured server passes its gate.
+
+    `results` are all rounds so far, in any order. While the answer is open, the kind is inconclusive and
+    `more_rounds_wanted` is set; a caller whose time is over takes the verdict as it is.
+
+    A definite fail outranks an infrastructure error: what was proven before the tunnel broke stays true.
+    """
+    measured = [r for r in results if r.infrastructure is None]
+    rows: list[Row] = list(_quality_rows(quality, baseline.quality if baseline else None))
+    rows += _text_rows(measured)
+    rows += _budget_rows(gate.max_error_rate, measured)
+    notes: list[str] = []
+    for run in gate.runs:
+        rounds = [r for r in measured if r.run == run.name]
+        rows += _run_rows(run, rounds)
+        if gate.baseline is not None and baseline is not None:
+            base = baseline.rounds_of(run.name)
+            compared, why_not = _baseline_rows(
+                gate.baseline.max_loss, rounds, base, comparisons=2 * len(gate.runs)
+            )
+            rows += compared
+            notes += why_not
+    return _combined(gate, rows, notes, results, quality, compared=baseline is not None)
+
+
+def _combined(
+    gate: Gate,
+    rows: list[Row],
+    notes: list[str],
+    results: Sequence[RunResult],
+    quality: QualityResult | None,
+    *,
+    compared: bool,
+) -> Verdict:
+    """Put the rows together: fail, error, inconclusive, pass, in this order of strength."""
+    failed = [row.reason for row in rows if row.verdict is VerdictKind.FAIL and row.reason]
+    if failed:
+        return Verdict(VerdictKind.FAIL, tuple(failed), tuple(rows), tuple(notes))
+    broken = _infrastructure(results, quality)
+    if broken:
+        return Verdict(VerdictKind.ERROR, broken, tuple(rows), tuple(notes))
+    done = _rounds_done(gate, results)
+    reasons = [row.reason for row in rows if row.verdict is VerdictKind.INCONCLUSIVE and row.reason]
+    wanted = any(row.open for row in rows)
+    if gate.runs and done < MIN_ROUNDS:
+        message = f"{done} of at least {MIN_ROUNDS} rounds were measured"
+        reasons.insert(0, Reason(ReasonCode.TOO_FEW_ROUNDS, message))
+        wanted = True
+    if compared and notes and not reasons and _nothing_left(gate):
+        reasons = [Reason(ReasonCode.NOT_COMPARABLE, note) for note in notes]
+    if not reasons:
+        return Verdict(VerdictKind.PASS, (), tuple(rows), tuple(notes))
+    wanted = wanted and bool(gate.runs) and done < MAX_ROUNDS
+    return Verdict(
+        VerdictKind.INCONCLUSIVE,
+        tuple(reasons),
+        tuple(rows),
+        tuple(notes),
+        more_rounds_wanted=wanted,
+    )
+
+
+def _nothing_left(gate: Gate) -> bool:
+    """Say whether a gate asks for a comparison only, so that without one it has no opinion."""
+    return gate.baseline is not None and not any(run.limits for run in gate.runs)
+
+
+def _rounds_done(gate: Gate, results: Sequence[RunResult]) -> int:
+    measured = [r for r in results if r.infrastructure is None]
+    return min((sum(r.run == run.name for r in measured) for run in gate.runs), default=0)
+
+
+def _infrastructure(
+    results: Sequence[RunResult], quality: QualityResult | None
+) -> tuple[Reason, ...]:
+    """Collect what kept us from measuring; a later good round of the same run heals an earlier bad one."""
+    last = {result.run: result for result in results}
+    broken = [
+        Reason(r.infrastructure, r.infrastructure_message)
+        for r in last.values()
+        if r.infrastructure is not None
+    ]
+    if quality is not None and quality.infrastructure is not None:
+        broken.insert(0, Reason(quality.infrastructure, quality.infrastructure_message))
+    return tuple(broken)
+
+
+# --- quality and texts -------------------------------------------------------------------------------
+
+
+def _quality_rows(quality: QualityResult | None, base: QualityResult | None) -> Iterable[Row]:
+    """Judge the answers: garbage absolutely, right answers only against the baseline's share.
+
+    A small model misses many; what counts is that it misses more than before. One prompt of margin,
+    and beyond it the exact binomial tail.
+    """
+    if quality is None or quality.infrastructure is not None or not quality.asked:
+        return
+    yield _garbage_row("quality", quality.garbage, quality.asked)
+    if base is None or not base.asked:
+        return
+    before = base.passed / base.asked
+    allowed = max(0.0, (base.passed - 1) / base.asked)
+    share = quality.passed / quality.asked
+    worse = share < allowed and binomial_at_most(quality.passed, quality.asked, allowed) < ALPHA
+    message = (
+        f"{quality.passed} of {quality.asked} quality prompts were answered right, "
+        f"{base.passed} of {base.asked} by the last applied revision"
+    )
+    reason = Reason(ReasonCode.QUALITY_WORSE, message) if worse else None
+    kind = VerdictKind.FAIL if worse else VerdictKind.PASS
+    yield Row("quality", "right_answers", share, before, kind, reason)
+
+
+def _text_rows(measured: Sequence[RunResult]) -> Iterable[Row]:
+    """Judge the texts of the speed runs: a broken model is often the fastest one."""
+    for run in dict.fromkeys(r.run for r in measured):
+        texts = sum(r.completed for r in measured if r.run == run)
+        if texts:
+            yield _garbage_row(run, sum(r.garbage for r in measured if r.run == run), texts)
+
+
+def _garbage_row(run: str, garbage: int, texts: int) -> Row:
+    share = garbage / texts
+    if share < GARBAGE_SHARE:
+        return Row(run, "garbled_texts", share, GARBAGE_SHARE, VerdictKind.PASS)
+    message = (
+        f"{garbage} of {texts} texts of {run} are garbled (one character for ever, or no text)"
+    )
+    reason = Reason(ReasonCode.DEGENERATE, message)
+    return Row(run, "garbled_texts", share, GARBAGE_SHARE, VerdictKind.FAIL, reason)
+
+
+# --- error budget ------------------------------------------------------------------------------------
+
+
+def _budget_rows(allowed: float, measured: Sequence[RunResult]) -> Iterable[Row]:
+    if any(r.sent for r in measured):
+        yield _budget_row("all", "max_error_rate", allowed, measured)
+
+
+def _budget_row(run: str, key: str, allowed: float, rounds: Sequence[RunResult]) -> Row:
+    """Judge failed requests exactly: a share that chance explains is measured on, not failed.
+
+    With a budget of 0 one failed request is a fail, whatever the number of requests.
+    """
+    sent = sum(r.sent for r in rounds)
+    failed = sum(r.failed for r in rounds)
+    share = failed / sent if sent else 0.0
+    if share <= allowed:
+        return Row(run, key, share, allowed, VerdictKind.PASS)
+    classes: dict[str, int] = {}
+    for name, count in (item for r in rounds for item in r.failures.items()):
+        classes[name] = classes.get(name, 0) + count
+    named = ", ".join(f"{count} {name}" for name, count in sorted(classes.items()))
+    example = next((text for r in rounds for text in r.failure_examples), "")
+    message = f"{failed} of {sent} requests failed ({named}), allowed are {allowed:.2%}" + (
+        f"; the first said: {example}" if example else ""
+    )
+    last_look = len({r.round for r in rounds}) >= MAX_ROUNDS
+    sure = binomial_at_most(failed - 1, sent, allowed) > 1 - ALPHA
+    if sure or last_look:
+        reason = Reason(ReasonCode.ERROR_BUDGET, message)
+        return Row(run, key, share, allowed, VerdictKind.FAIL, reason)
+    reason = Reason(ReasonCode.UNDECIDED, message)
+    return Row(run, key, share, allowed, VerdictKind.INCONCLUSIVE, reason, open=True)
+
+
+# --- absolute limits ---------------------------------------------------------------------------------
+
+
+def _run_rows(run: GateRun, rounds: Sequence[RunResult]) -> Iterable[Row]:
+    if not rounds:
+        return
+    for limit in run.limits:
+        if limit.result == "error_rate":
+            yield _budget_row(run.name, limit.key, limit.value, rounds)
+        else:
+            yield _with_lag_granted(run, limit, rounds)
+
+
+def _with_lag_granted(run: GateRun, limit: Limit, rounds: Sequence[RunResult]) -> Row:
+    """Judge one limit; a fail must stand even when the client's own lateness is taken off.
+
+    The client can only be late, so what passes needs no such care.
+    """
+    row = _limit_row(run, limit, rounds)
+    if row.verdict is VerdictKind.PASS:
+        return row
+    busy = _client_trouble(rounds)
+    if row.verdict is VerdictKind.FAIL and not busy:
+        granted = _limit_row(run, limit, [_lag_granted(r) for r in rounds])
+        if granted.verdict is VerdictKind.FAIL:
+            return row
+        busy = "its own lateness explains what was measured"
+    if not busy:
+        return row
+    reason = Reason(
+        ReasonCode.CLIENT_BOTTLENECK, f"{limit.key}: the measuring client was too slow: {busy}"
+    )
+    return replace(row, verdict=VerdictKind.INCONCLUSIVE, reason=reason, open=True)
+
+
+def _client_trouble(rounds: Sequence[RunResult]) -> str:
+    """Say why these rounds measured the client, or "" when they did not."""
+    share = max((r.client_cpu_share for r in rounds), default=0.0)
+    if share >= CLIENT_CPU_LIMIT:
+        return f"it used {share:.0%} of a core (limit {CLIENT_CPU_LIMIT:.0%})"
+    return ""
+
+
+def _lag_granted(result: RunResult) -> RunResult:
+    """Give the result as if the client's p99 lateness had been the server's gain in every request."""
+    lag = result.client_loop_lag_p99_ms / 1000
+    if result.client_loop_lag_p99_ms < CLIENT_LAG_LIMIT_MS:
+        return result
+    spent = (result.e2e.p50 or 0.0) - (result.ttft.p50 or 0.0)
+    faster = spent / (spent - lag) if spent > lag else 1.0
+    window = result.output_tps_window_s or result.duration_s
+    wider = window / (window - lag) if window > lag else 1.0
+    return replace(
+        result,
+        ttft=_mapped(result.ttft, lambda v: max(0.0, v - lag)),
+        e2e=_mapped(result.e2e, lambda v: max(0.0, v - lag)),
+        event_gap=_mapped(result.event_gap, lambda v: max(0.0, v - lag)),
+        decode_tps=_mapped(result.decode_tps, lambda v: v * faster),
+        output_tps=None if result.output_tps is None else result.output_tps * wider,
+    )
+
+
+def _mapped(values: Distribution, change: Callable[[float], float]) -> Distribution:
+    return replace(values, values=tuple(change(v) for v in values.values))
+
+
+def _limit_row(run: GateRun, limit: Limit, rounds: Sequence[RunResult]) -> Row:
+    missing = _why_missing(limit.result, rounds)
+    if missing is not None:
+        return Row(run.name, limit.key, None, limit.value, VerdictKind.INCONCLUSIVE, missing)
+    if limit.percentile is not None:
+        return _percentile_row(run, limit, rounds)
+    return _central_row(run, limit, rounds)
+
+
+def _why_missing(result: str, rounds: Sequence[RunResult]) -> Reason | None:
+    """Say why there is no number for a result, or None when every round has one."""
+    if all(_central(result, r) is not None for r in rounds):
+        return None
+    if result in {"output_tps", "decode_tps"} and any(r.without_usage for r in rounds):
+        message = f"{result}: the server told no token counts (usage), and events are not tokens"
+        return Reason(ReasonCode.NO_USAGE, message)
+    if result in {"accept_length", "accept_rate"}:
+        return Reason(
+            ReasonCode.NOT_MEASURED, f"{result}: the server tells nothing about its drafts"
+        )
+    return Reason(ReasonCode.NOT_MEASURED, f"{result}: no request gave a value")
+
+
+def _central(result: str, measured: RunResult) -> float | None:
+    """Give the one number of a round for a result: the median where there is one per request."""
+    value = getattr(measured, result)
+    return value.p50 if isinstance(value, Distribution) else value
+
+
+def _central_row(run: GateRun, limit: Limit, rounds: Sequence[RunResult]) -> Row:
+    """Judge a limit on the middle of a result: its 95 % bound over rounds must be on the right side."""
+    values = [value for r in rounds if (value := _central(limit.result, r)) is not None]
+    mean = math.fsum(values) / len(values)
+    sign = 1 if limit.bound == "min" else -1
+
+    def good(value: float) -> bool:
+        return (value - limit.value) * sign >= 0
+
+    if len(values) < MIN_ROUNDS:
+        far = limit.value * (1 - sign * CLEAR_MISS)
+        if all(not good(v) and (v - far) * sign < 0 for v in values):
+            return _missed(run, limit, mean, len(values))
+        return _undecided(run, limit, mean, len(values))
+    half = _half_width(values, mean)
+    if good(mean - sign * half):
+        return Row(run.name, limit.key, mean, limit.value, VerdictKind.PASS)
+    if not good(mean + sign * half):
+        return _missed(run, limit, mean, len(values))
+    return _undecided(run, limit, mean, len(values))
+
+
+def _half_width(values: Sequence[float], mean: float) -> float:
+    spread = max(math.sqrt(_variance(values)), MIN_ROUND_SPREAD * abs(mean))
+    return student_t(1 - ALPHA, len(values) - 1) * spread / math.sqrt(len(values))
+
+
+def _percentile_row(run: GateRun, limit: Limit, rounds: Sequence[RunResult]) -> Row:
+    """Judge a percentile limit by counting values on the wrong side: exact binomial, over all rounds.
+
+    Gaps between events of one stream are no independent draws; they count as many as there are requests.
+    """
+    assert limit.percentile is not None
+    place = limit.percentile / 100
+    allowed = 1 - place if limit.bound == "max" else place
+    over = total = 0.0
+    for measured in rounds:
+        values: Distribution = getattr(measured, limit.result)
+        wrong = sum(
+            v > limit.value if limit.bound == "max" else v < limit.value for v in values.values
+        )
+        draws = min(values.count, measured.completed)
+        over += wrong / len(values.values) * draws
+        total += draws
+    count, draws = math.ceil(over - 1e-9), round(total)
+    every = Distribution.of(v for r in rounds for v in getattr(r, limit.result).values)
+    measured_value = every.percentile(place)
+    if binomial_at_most(count, draws, allowed) <= ALPHA:
+        return Row(run.name, limit.key, measured_value, limit.value, VerdictKind.PASS)
+    if binomial_at_most(count - 1, draws, allowed) >= 1 - ALPHA:
+        return _missed(run, limit, measured_value, len(rounds))
+    return _undecided(run, limit, measured_value, len(rounds))
+
+
+def _missed(run: GateRun, limit: Limit, measured: float | None, rounds: int) -> Row:
+    message = f"{run.name}: {limit.key} is {limit.value:g}, measured {_number(measured)} in {_rounds(rounds)}"
+    reason = Reason(ReasonCode.LIMIT_MISSED, message)
+    return Row(run.name, limit.key, measured, limit.value, VerdictKind.FAIL, reason)
+
+
+def _undecided(run: GateRun, limit: Limit, measured: float | None, rounds: int) -> Row:
+    message = (
+        f"{run.name}: {limit.key} is {limit.value:g}, measured {_number(measured)} in {_rounds(rounds)}: "
+        "too close to call"
+    )
+    reason = Reason(ReasonCode.UNDECIDED, message)
+    return Row(
+        run.name, limit.key, measured, limit.value, VerdictKind.INCONCLUSIVE, reason, open=True
+    )
+
+
+# --- baseline ----------------------------------------------------------------------------------------
+
+
+def _baseline_rows(
+    max_loss: float,
+    rounds: Sequence[RunResult],
+    base: Sequence[RunResult],
+    *,
+    comparisons: int,
+) -> tuple[list[Row], list[str]]:
+    """Compare one run with its baseline: rows, and notes where a comparison makes no sense."""
+    if not rounds:
+        return [], []
+    if not base:
+        return [], [f"{rounds[0].run}: the last applied revision was not measured with this run"]
+    differing = _not_comparable(rounds, base)
+    if differing:
+        return [], [f"{rounds[0].run}: not comparable with the baseline: {differing}"]
+    names = ["decode_tps", "ttft"] if rounds[0].concurrency == 1 else ["output_tps", "ttft"]
+    rows, notes = [], []
+    for name in names:
+        margin = max_loss * (TTFT_MARGIN_FACTOR if name == "ttft" else 1)
+        row, note = _compared(name, min(margin, 0.9), rounds, base, comparisons)
+        rows += [row] if row else []
+        notes += [note] if note else []
+    return rows, notes
+
+
+def _not_comparable(rounds: Sequence[RunResult], base: Sequence[RunResult]) -> str:
+    """Name what makes two measurements measurements of two things, or ""."""
+    here, there = rounds[0].fingerprint, base[0].fingerprint
+    keys = sorted(k for k in {*here, *there} if here.get(k) != there.get(k))
+    if keys:
+        return ", ".join(f"{k} was {there.get(k)}, is {here.get(k)}" for k in keys)
+    lengths = [_pooled(r.output_tokens for r in group) for group in (rounds, base)]
+    new, old = lengths[0].p50, lengths[1].p50
+    if new and old and abs(new / old - 1) > COMPARABLE_LENGTH and _differ(*lengths):
+        return f"answers were {old:g} tokens long (median), are {new:g}"
+    cached = [_mean(r.cached_prompt_share or 0.0 for r in group) for group in (rounds, base)]
+    if abs(cached[0] - cached[1]) > COMPARABLE_CACHED_SHARE:
+        return f"{cached[1]:.0%} of the prompts came from the prefix cache, now {cached[0]:.0%}"
+    return ""
+
+
+def _differ(a: Distribution, b: Distribution) -> bool:
+    """Say whether two samples differ by more than their size explains (three standard errors)."""
+    error = _variance(a.values) / len(a.values) + _variance(b.values) / len(b.values)
+    return abs(_mean(a.values) - _mean(b.values)) > 3 * math.sqrt(error)
+
+
+def _compared(
+    name: str,
+    margin: float,
+    rounds: Sequence[RunResult],
+    base: Sequence[RunResult],
+    comparisons: int,
+) -> tuple[Row | None, str]:
+    """Test non-inferiority of one metric on logarithms: no worse than `margin`, with errors controlled.
+
+    A loss is a lower speed or a longer wait. Passing needs no correction for several metrics (all must
+    pass); failing is tested at a level divided by their number.
+    """
+    new = [math.log(v) for r in rounds if (v := _central(name, r))]
+    old = [math.log(v) for r in base if (v := _central(name, r))]
+    if len(new) < len(rounds) or not old:
+        return None, f"{rounds[0].run}: {name} was not measured in both, so not compared"
+    sign = -1 if name == "ttft" else 1
+    gain = sign * (_mean(new) - _mean(old))
+    bound = math.log(1 - margin) if sign > 0 else -math.log(1 + margin)
+    measured = math.exp(_mean(new) - _mean(old))
+    key = f"{name}_against_baseline"
+    limit = math.exp(sign * bound)
+    if len(new) < MIN_ROUNDS:
+        return Row(rounds[0].run, key, measured, limit, VerdictKind.INCONCLUSIVE, open=True), ""
+    error, freedom = _standard_error(new, old)
+    message = (
+        f"{rounds[0].run}: {name} is {math.exp(_mean(new)):.4g}, the last applied revision had "
+        f"{math.exp(_mean(old)):.4g} ({measured - 1:+.1%}, allowed {limit - 1:+.1%})"
+    )
+    if gain - student_t(1 - LOOK_ALPHA, freedom) * error > bound:
+        note = _implausible(name, measured, message) if sign > 0 else ""
+        return Row(rounds[0].run, key, measured, limit, VerdictKind.PASS), note
+    granted = [math.log(v) for r in rounds if (v := _central(name, _lag_granted(r)))]
+    best = sign * (_mean(granted) - _mean(old)) if len(granted) == len(new) else gain
+    sure = best + student_t(1 - LOOK_ALPHA / comparisons, freedom) * error < bound
+    if sure and not _client_trouble(rounds):
+        reason = Reason(ReasonCode.SLOWER, message)
+        return Row(rounds[0].run, key, measured, limit, VerdictKind.FAIL, reason), ""
+    reason = Reason(ReasonCode.UNDECIDED, f"{message}: too close to call in {_rounds(len(new))}")
+    return Row(rounds[0].run, key, measured, limit, VerdictKind.INCONCLUSIVE, reason, open=True), ""
+
+
+def _implausible(name: str, measured: float, message: str) -> str:
+    return (
+        f"{message}: {name} grew implausibly; look at the answers"
+        if measured > IMPLAUSIBLE_SPEEDUP
+        else ""
+    )
+
+
+def _standard_error(new: Sequence[float], old: Sequence[float]) -> tuple[float, int]:
+    """Give the standard error of a difference of two means of rounds, and its degrees of freedom.
+
+    Both deployments also carry the luck of their restart, which no number of rounds averages out.
+    """
+    freedom = len(new) + len(old) - 2
+    pooled = ((len(new) - 1) * _variance(new) + (len(old) - 1) * _variance(old)) / freedom
+    pooled = max(pooled, MIN_ROUND_SPREAD**2)
+    return math.sqrt(pooled * (1 / len(new) + 1 / len(old)) + 2 * DEPLOY_SPREAD**2), freedom
+
+
+# --- statistics --------------------------------------------------------------------------------------
+
+
+def binomial_at_most(count: int, draws: int, share: float) -> float:
+    """Give the probability of at most `count` hits in `draws` when each is one with chance `share`."""
+    if count < 0:
+        return 0.0
+    if count >= draws or share <= 0:
+        return 1.0
+    if share >= 1:
+        return 0.0
+    log_hit, log_miss = math.log(share), math.log1p(-share)
+    whole = math.lgamma(draws + 1)
+    terms = (
+        math.exp(
+            whole
+            - math.lgamma(k + 1)
+            - math.lgamma(draws - k + 1)
+            + k * log_hit
+            + (draws - k) * log_miss
+        )
+        for k in range(count + 1)
+    )
+    return min(1.0, math.fsum(terms))
+
+
+@lru_cache(maxsize=1024)
+def student_t(level: float, freedom: int) -> float:
+    """Give the one-sided quantile of Student's t (level above one half), by bisection of its integral."""
+    low, high = 0.0, 1e4
+    for _ in range(100):
+        middle = (low + high) / 2
+        tail = 0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + middle * middle))
+        low, high = (middle, high) if 1 - tail < level else (low, middle)
+    return high
+
+
+def _incomplete_beta(a: float, b: float, x: float) -> float:
+    """Give the regularised incomplete beta function, by its continued fraction (Lentz's method)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _incomplete_beta(b, a, 1 - x)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
+    tiny = 1e-300
+    c, d = 1.0, 1 / max(1 - (a + b) * x / (a + 1), tiny)
+    fraction = d
+    for m in range(1, 300):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
+            d = 1 / (1 + term * d or tiny)
+            c = 1 + term / c or tiny
+            fraction *= c * d
+        if abs(c * d - 1) < 1e-14:
+            break
+    return front * fraction / a
+
+
+def _mean(values: Iterable[float]) -> float:
+    listed = list(values)
+    return math.fsum(listed) / len(listed)
+
+
+def _variance(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    mean = _mean(values)
+    return math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
+
+
+def _pooled(parts: Iterable[Distribution]) -> Distribution:
+    return Distribution.of(v for part in parts for v in part.values)
+
+
+def _short(value: float | None) -> float | None:
+    """Round for storage: six significant digits, more than any measurement here has."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+def _number(value: float | None) -> str:
+    return "nothing" if value is None else f"{value:.4g}"
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
+
+
+def _check_version(stored: Mapping[str, Any]) -> None:
+    major = str(stored.get("format_version", "")).partition(".")[0]
+    if major != FORMAT_VERSION.partition(".")[0]:
+        raise ValueError(f"a measurement of format {major!r} cannot be read by this version")
