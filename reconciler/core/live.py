@@ -392,11 +392,15 @@ def _files(value: Any) -> UnitFiles:
 
 
 def _place(section: Any) -> Reading[str | None]:
-    if section is None:
-        return Known(None)
-    if isinstance(section, Mapping) and isinstance(section.get("text"), str):
-        return Known(section["text"])
-    return _reading(section, lambda v: None if v is None else str(v["text"]))
+    def text(value: Any) -> str | None:
+        if value is None:
+            return None
+        if not isinstance(value["text"], str):
+            message = f"{value.get('path')} is a {value.get('kind')}, not a file"
+            raise TypeError(message)
+        return value["text"]
+
+    return _reading(section, text)
 
 
 def _records(value: Any) -> Records:

@@ -56,7 +56,9 @@ class HostPort(Protocol):
         """
         ...
 
-    def observe_outer(self, args: Mapping[str, Any], *, deadline_s: float) -> Mapping[str, Any] | None:
+    def observe_outer(
+        self, args: Mapping[str, Any], *, deadline_s: float
+    ) -> Mapping[str, Any] | None:
         """Observe the outermost layer; None where it is the same as the inner one."""
         ...
 

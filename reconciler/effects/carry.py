@@ -1,0 +1,39 @@
+"""The one loop of a rollout: perform the effect, hand the reply to `step`, until it says that it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from reconciler.core.attempt import Attempt
+from reconciler.core.conditions import ServerResult
+from reconciler.core.effect import Began, Done, Effect, Reply
+from reconciler.core.rollout import step
+from reconciler.effects.perform import Performer
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the loop, for whoever watches: the state, the effect that follows, the reply before it."""
+
+    state: Attempt
+    effect: Effect
+    reply: Reply
+
+
+def carry(
+    state: Attempt, performer: Performer, on_turn: Callable[[Turn], None] = lambda _turn: None
+) -> tuple[ServerResult, ...]:
+    """Carry an attempt to its end, one effect at a time, and return how it ended for each server.
+
+    This loop holds no opinions: what follows a reply (go on, retry, roll back, ask) is `step`'s to say, and is tested
+    there without a host. The intent travels with each effect and is durable on the host before it acts, so that
+    whoever finds this process dead can observe and go on from it (S11).
+    """
+    reply: Reply = Began(performer.ports.clock.now())
+    while True:
+        state, effect = step(state, reply)
+        on_turn(Turn(state, effect, reply))
+        if isinstance(effect, Done):
+            return tuple(ServerResult(*row) for row in effect.results)
+        reply = performer.perform(state, effect)
