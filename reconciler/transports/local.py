@@ -113,7 +113,17 @@ def _started(command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the group if the command still runs, reap it, and close the pipes.
+    """Kill the group if the command still runs, reap it, and close the pipes."""
+    _kill(process)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            # A pipe whose reader is gone complains about what was never written.
+            with contextlib.suppress(OSError):
+                stream.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the group and reap the command.
 
     A command that has ended by itself is left alone with what it started on purpose. Until it is reaped
     its pid, and with it the group's number, cannot be anybody else's.
@@ -122,11 +132,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream is not None:
-            # A pipe whose reader is gone complains about what was never written.
-            with contextlib.suppress(OSError):
-                stream.close()
 
 
 def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
@@ -233,6 +238,7 @@ class _LocalSession:
         self._tail = bytearray()
         self._closed = False
         self._sending = threading.Lock()
+        self._receiving = threading.Lock()
         self._reader = selectors.DefaultSelector()
         self._reader.register(self._stdout, selectors.EVENT_READ, "stdout")
         self._reader.register(self._stderr, selectors.EVENT_READ, "stderr")
@@ -255,6 +261,10 @@ class _LocalSession:
 
     def receive(self, deadline_s: float) -> bytes:
         """Return the next bytes of standard output; standard error is drained on the way."""
+        with self._receiving:
+            return self._receive(deadline_s)
+
+    def _receive(self, deadline_s: float) -> bytes:
         deadline = time.monotonic() + deadline_s
         while True:
             try:
@@ -282,10 +292,15 @@ class _LocalSession:
 
     def close(self) -> None:
         """Kill what still runs."""
-        if not self._closed:
-            self._closed = True
+        if self._closed:
+            return
+        self._closed = True
+        _kill(self._process)
+        # Whoever waits in `receive` now sees the end; a descriptor must not be closed under a wait.
+        if self._receiving.acquire(timeout=LINGER_S):
             self._reader.close()
             _end(self._process)
+            self._receiving.release()
 
 
 __all__ = ["LocalTransport"]
