@@ -1,0 +1,502 @@
+"""From the bytes of all spec files to a fleet: profiles merged, every document judged, all against each other.
+
+Nothing raises for what a user wrote. Every problem comes out with the place where it can be mended (inside the
+profile, where that is where the value stands), and whatever is wrong holds back only its own: the servers of a
+file with a problem, or the servers that clash, are `held` and stay as they are on their hosts. A caller may
+read a server's absence as its removal only when the fleet is `complete` (S13).
+
+`effects/load.py` and the command line call this with what a source read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from reconciler.core import yaml_text
+from reconciler.core.errors import Problem
+from reconciler.core.policy import Policy
+from reconciler.core.spec import (
+    API_VERSION,
+    EngineRules,
+    Finding,
+    Host,
+    Loc,
+    Server,
+    gpu_key,
+    nearest,
+    partial_problems,
+    read_host,
+    read_server,
+    split_path,
+)
+from reconciler.core.yaml_text import Key, Node, Scalar
+from reconciler.core.yaml_text import Mapping as Tree
+
+KINDS: Final = ("Server", "Host", "Profile")
+_HEAD: Final = frozenset({"apiVersion", "kind", "extends"})
+MAX_CHAIN: Final = 8
+"""Of profiles that extend each other. Two are common; a reader loses track at four."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something stands, from line 1 and column 1."""
+
+    file: str
+    line: int
+    column: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What should run everywhere, and what is wrong with how it was written.
+
+    `servers` may be acted on. `held` names those that may not: they are wrong themselves, stand in a file that
+    is wrong, lean on a profile or host that is, or clash with another.
+    """
+
+    servers: tuple[Server, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    held: frozenset[str] = frozenset()
+    places: Mapping[str, Place] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Say whether everything was understood, so that a server that is not here was removed."""
+        return not self.problems
+
+    def host(self, name: str) -> Host:
+        """Give a host by name; every server in `servers` has one."""
+        return next(host for host in self.hosts if host.name == name)
+
+
+def load_fleet(
+    files: Mapping[str, bytes],
+    *,
+    engines: Mapping[str, EngineRules],
+    policy: Policy | None = None,
+    root: str = "",
+    unread: Sequence[Problem] = (),
+) -> Fleet:
+    """Read all files and judge them together.
+
+    Args:
+        files: Content by the path under which problems are shown.
+        engines: The rules of each engine, by name.
+        policy: What the operator allows; None allows everything (a check without settings).
+        root: The folder that the paths begin with; grants speak of paths below it.
+        unread: What the source found and would not read; the fleet is not complete then.
+    """
+    reading = _Reading(engines, policy, root.rstrip("/") + "/" if root else "")
+    reading.problems.extend(unread)
+    for file in sorted(files):
+        reading.read(file, files[file])
+    if reading.is_empty and not reading.problems:
+        message = "no specs found; nothing is planned, and nothing is removed"
+        reading.problems.append(Problem(root or "specs", 0, 0, message))
+    reading.judge_profiles()
+    reading.judge_hosts()
+    reading.judge_servers()
+    reading.judge_claims()
+    return reading.fleet()
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    kind: str
+    name: str
+    tree: Tree
+
+    @property
+    def file(self) -> str:
+        return self.tree.file
+
+
+class _Reading:
+    """One load under way. Each `judge_…` leans on those before it."""
+
+    def __init__(
+        self, engines: Mapping[str, EngineRules], policy: Policy | None, root: str
+    ) -> None:
+        self.problems: list[Problem] = []
+        self._engines = engines
+        self._policy = policy
+        self._root = root
+        self._documents: dict[str, dict[str, _Document]] = {kind: {} for kind in KINDS}
+        self._bad_files: set[str] = set()
+        self._held: set[str] = set()
+        self._clashing: set[str] = set()
+        self._bases: dict[str, Tree | None] = {}
+        self._bad_profiles: set[str] = set()
+        self._hosts: dict[str, Host] = {}
+        self._servers: dict[str, tuple[Server, Tree]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self._documents.values())
+
+    # -- files and documents
+
+    def read(self, file: str, content: bytes) -> None:
+        """Parse one file and sort its documents in."""
+        parsed = yaml_text.parse(content, file)
+        if parsed.problems:
+            self.problems.extend(parsed.problems)
+            self._bad_files.add(file)
+            self._held.update(_names_in(content))
+        for document in parsed.documents:
+            if not isinstance(document.root, Tree):
+                if document.sound:
+                    self._wrong_file(
+                        document.root, "a document is a map that begins with apiVersion and kind"
+                    )
+                continue
+            self._sort_in(document.root, sound=document.sound)
+
+    def _sort_in(self, tree: Tree, *, sound: bool) -> None:
+        document = _Document(_text(tree, "kind"), _text(tree, "name"), tree)
+        if not sound:
+            if document.kind == "Profile":
+                self._bad_profiles.add(document.name)
+            return
+        if not self._head_is_right(document):
+            self._held.add(document.name)
+            return
+        known = self._documents[document.kind]
+        earlier = known.setdefault(document.name, document)
+        if earlier is not document:
+            first = f"{earlier.file}:{earlier.tree.entries['name'][1].line}"
+            message = f"another {document.kind} has the name `{document.name}`: {first}"
+            self._say(tree.entries["name"][1], message, document)
+            self._doubt(document)
+
+    def _head_is_right(self, document: _Document) -> bool:
+        """Check apiVersion, kind and name, without which nothing else can be said."""
+        tree, before = document.tree, len(self.problems)
+        version, kind, name = (tree.get(key) for key in ("apiVersion", "kind", "name"))
+        if version is None:
+            self._wrong_file(tree, f"`apiVersion` is missing; write `apiVersion: {API_VERSION}`")
+        elif _text(tree, "apiVersion") != API_VERSION:
+            self._wrong_file(version, f"`apiVersion`: must be {API_VERSION}")
+        if kind is None:
+            self._wrong_file(tree, "`kind` is missing; it is Server, Host or Profile")
+        elif document.kind not in KINDS:
+            hint = nearest(document.kind, KINDS)
+            self._wrong_file(kind, f"`kind`: must be Server, Host or Profile{hint}")
+        if name is None or (isinstance(name, Scalar) and name.value is None):
+            self._wrong_file(name or tree, "`name` is missing")
+        elif not document.name:
+            self._wrong_file(name, "`name`: expected text; put it in quotes")
+        return len(self.problems) == before
+
+    # -- problems
+
+    def _wrong_file(self, place: Node, message: str) -> None:
+        self.problems.append(Problem(place.file, place.line, place.column, message))
+        self._bad_files.add(place.file)
+
+    def _say(self, place: Place | Key | Node, message: str, document: _Document) -> None:
+        server = document.name if document.kind == "Server" else None
+        self.problems.append(Problem(place.file, place.line, place.column, message, server))
+
+    def _doubt(self, document: _Document) -> None:
+        """Hold back what this one document stands for, and not the others of its file."""
+        match document.kind:
+            case "Profile":
+                self._bad_profiles.add(document.name)
+            case "Host":
+                self._hosts.pop(document.name, None)
+                self._documents["Host"][document.name] = document
+                self._bad_files.add(document.file)
+            case _:
+                self._held.add(document.name)
+
+    def _report(self, document: _Document, tree: Tree, findings: Sequence[Finding]) -> None:
+        """Give each finding its place, and its file a bad name."""
+        for finding in findings:
+            self._say(place_of(tree, finding), _worded(finding), document)
+        if findings:
+            self._bad_files.add(document.file)
+            self._held.add(document.name)
+
+    # -- profiles
+
+    def judge_profiles(self) -> None:
+        """Merge every chain of profiles, and judge each by itself: also one that no server extends."""
+        for name, document in self._documents["Profile"].items():
+            tree = self._base(name, ())
+            if tree is None:
+                self._bad_profiles.add(name)
+                continue
+            findings = partial_problems(_fields(tree), self._engines)
+            for finding in findings:
+                self._say(place_of(tree, finding), _worded(finding), document)
+            if findings:
+                self._bad_profiles.add(name)
+                self._bad_files.add(document.file)
+
+    def _base(self, name: str, chain: tuple[str, ...]) -> Tree | None:
+        """Give a profile merged with what it extends; None where that cannot be had, which is then said."""
+        if name in self._bases:
+            return self._bases[name]
+        document = self._documents["Profile"][name]
+        merged = self._with_base(document, (*chain, name))
+        self._bases[name] = merged
+        return merged
+
+    def _with_base(self, document: _Document, chain: tuple[str, ...] = ()) -> Tree | None:
+        own = _without_head(document.tree, drop_name=document.kind == "Profile")
+        extends = document.tree.get("extends")
+        if extends is None or (isinstance(extends, Scalar) and extends.value is None):
+            return own
+        name = extends.value if isinstance(extends, Scalar) else None
+        if not isinstance(name, str):
+            why = "`extends`: expected the name of a profile"
+        elif name in chain:
+            why = f"`extends`: the profiles extend each other in a circle: {' → '.join((*chain, name))}"
+        elif len(chain) >= MAX_CHAIN:
+            why = f"`extends`: more than {MAX_CHAIN} profiles in a row"
+        elif name in self._documents["Profile"]:
+            base = self._base(name, chain)
+            return merge(base, own) if base is not None else None
+        elif name in self._bad_profiles:
+            return None
+        else:
+            why = f"`extends`: there is no profile `{name}`{nearest(name, self._documents['Profile'])}"
+        self._say(extends, why, document)
+        self._bad_files.add(document.file)
+        return None
+
+    # -- hosts and servers
+
+    def judge_hosts(self) -> None:
+        """Read every host."""
+        for name, document in self._documents["Host"].items():
+            tree = _without_head(document.tree)
+            host, findings = read_host(_fields(tree))
+            extends = document.tree.entries.get("extends")
+            if extends:
+                findings = [
+                    *findings,
+                    Finding(("extends",), "extra_forbidden", "unknown key `extends`"),
+                ]
+            self._report(document, document.tree, findings)
+            if host is None or findings:
+                continue
+            refusal = (
+                self._policy.refuses_host(host, self._below_root(document))
+                if self._policy
+                else None
+            )
+            if refusal:
+                self._say(document.tree.entries["name"][1], f"`name`: {refusal}", document)
+                continue
+            self._hosts[name] = host
+
+    def judge_servers(self) -> None:
+        """Merge and read every server, and find its host."""
+        for name, document in self._documents["Server"].items():
+            tree = self._with_base(document)
+            if tree is None:
+                self._held.add(name)
+                continue
+            server, findings = read_server(_fields(tree), self._engines)
+            self._report(document, tree, findings)
+            self._check_profile(document)
+            if server is None:
+                continue
+            self._servers[name] = (server, tree)
+            self._check_host(document, server, tree)
+            if self._policy:
+                for path, message in self._policy.refusals(server, self._below_root(document)):
+                    finding = Finding(split_path(_fields(tree), path), "policy", message)
+                    self._say(place_of(tree, finding), _worded(finding), document)
+                    self._held.add(name)
+
+    def _check_profile(self, document: _Document) -> None:
+        if _text(document.tree, "extends") in self._bad_profiles:
+            self._held.add(document.name)
+
+    def _check_host(self, document: _Document, server: Server, tree: Tree) -> None:
+        if server.host in self._hosts:
+            return
+        self._held.add(server.name)
+        if server.host not in self._documents["Host"]:
+            hint = nearest(server.host, self._hosts)
+            place = place_of(tree, Finding(("host",), "host", ""))
+            self._say(place, f"`host`: there is no host `{server.host}`{hint}", document)
+
+    def _below_root(self, document: _Document) -> str:
+        return document.file.removeprefix(self._root)
+
+    # -- servers against each other
+
+    def judge_claims(self) -> None:
+        """Find what two servers of one host claim both: a GPU, a port, a unit."""
+        claims: dict[tuple[str, str, str], str] = {}
+        for name in sorted(self._servers, key=self._order):
+            server, tree = self._servers[name]
+            for what, key, loc in _claims(server):
+                first = claims.setdefault((server.host, what.split(" ")[0], key), name)
+                if first != name:
+                    self._clash(name, first, what, tree, loc)
+
+    def _order(self, name: str) -> tuple[str, int, str]:
+        tree = self._documents["Server"][name].tree
+        return (tree.file, tree.line, name)
+
+    def _clash(self, name: str, first: str, what: str, tree: Tree, loc: Loc) -> None:
+        document, other = self._documents["Server"][name], self._documents["Server"][first]
+        server = self._servers[name][0]
+        place = place_of(tree, Finding(loc, "claim", ""))
+        message = (
+            f"`{path_text(loc)}`: {what} of host `{server.host}` is claimed by server `{first}` too"
+        )
+        self._say(place, f"{message} ({other.file}:{other.tree.line})", document)
+        sound = [n for n in (name, first) if not self._is_held(n)]
+        # Beside a server that is held for another reason the other may go on: only it claims anything now.
+        self._clashing.update(sound if len(sound) == 2 else ())
+
+    def _is_held(self, name: str) -> bool:
+        return name in self._held or self._documents["Server"][name].file in self._bad_files
+
+    # -- the end
+
+    def fleet(self) -> Fleet:
+        """Put the result together, sorted."""
+        held = self._held | self._clashing
+        for name, document in self._documents["Server"].items():
+            host = (
+                self._documents["Host"].get(self._servers[name][0].host)
+                if name in self._servers
+                else None
+            )
+            if document.file in self._bad_files or (
+                host is not None and host.file in self._bad_files
+            ):
+                held.add(name)
+        names = {*self._documents["Server"], *held} - set(self._documents["Host"])
+        problems: dict[tuple[Any, ...], Problem] = {}
+        for problem in self.problems:
+            problems.setdefault(
+                (problem.file, problem.line, problem.column, problem.message), problem
+            )
+        return Fleet(
+            servers=tuple(
+                self._servers[name][0] for name in sorted(self._servers) if name not in held
+            ),
+            hosts=tuple(self._hosts[name] for name in sorted(self._hosts)),
+            problems=tuple(
+                sorted(problems.values(), key=lambda p: (p.file, p.line, p.column, p.message))
+            ),
+            held=frozenset(name for name in held if name in names and name),
+            places={
+                name: Place(document.file, document.tree.line, document.tree.column)
+                for name, document in sorted(self._documents["Server"].items())
+            },
+        )
+
+
+# -- trees -----------------------------------------------------------------------------------------------
+
+
+def merge(base: Tree, over: Tree) -> Tree:
+    """Lay one map over another: maps merge deep, all else replaces, null stays to remove what it covers."""
+    entries = dict(base.entries)
+    for key, (place, node) in over.entries.items():
+        below = base.get(key)
+        if isinstance(node, Tree) and isinstance(below, Tree):
+            entries[key] = (place, merge(below, node))
+        else:
+            entries[key] = (place, node)
+    return Tree(entries, over.file, over.line, over.column)
+
+
+def _without_head(tree: Tree, *, drop_name: bool = False) -> Tree:
+    """Leave the document's own keys out, and write `engine: NAME` in full so that it merges as a map."""
+    entries = {
+        key: entry
+        for key, entry in tree.entries.items()
+        if key not in _HEAD and not (drop_name and key == "name")
+    }
+    engine = entries.get("engine")
+    if engine is not None and isinstance(engine[1], Scalar) and isinstance(engine[1].value, str):
+        key, node = engine
+        entries["engine"] = (key, Tree({"name": (key, node)}, node.file, node.line, node.column))
+    return Tree(entries, tree.file, tree.line, tree.column)
+
+
+def _fields(tree: Tree) -> dict[str, Any]:
+    plain = yaml_text.plain(tree)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def _text(tree: Tree, key: str) -> str:
+    """Give a text value, or nothing."""
+    node = tree.get(key)
+    return node.value if isinstance(node, Scalar) and isinstance(node.value, str) else ""
+
+
+_NAME_LINE: Final = re.compile(rb"^name:[ ]+[\"']?([a-z0-9][a-z0-9-]{0,62})\b", re.MULTILINE)
+
+
+def _names_in(content: bytes) -> list[str]:
+    """Guess which servers a file that cannot be read is about: they are held, not gone."""
+    return [name.decode() for name in _NAME_LINE.findall(content[: yaml_text.MAX_BYTES])]
+
+
+# -- places ----------------------------------------------------------------------------------------------
+
+
+def place_of(tree: Tree, finding: Finding) -> Place:
+    """Find where a field stands; where it does not, the nearest thing around it that does."""
+    node: Node = tree
+    at: Key | Node = tree
+    key: Key | None = None
+    for part in finding.loc:
+        if isinstance(node, Tree) and part in node.entries:
+            key, node = node.entries[str(part)]
+            at = key if not isinstance(node, Scalar) and node.line != key.line else node
+        elif (
+            isinstance(node, yaml_text.Sequence)
+            and isinstance(part, int)
+            and part < len(node.items)
+        ):
+            at = node = node.items[part]
+        elif part == "[key]" and key is not None:
+            at = key
+    if finding.kind == "extra_forbidden" and key is not None:
+        at = key
+    return Place(at.file, at.line, at.column)
+
+
+def path_text(loc: Loc) -> str:
+    """Write a field's path as people do: `gate.runs[0].max_tokens`."""
+    parts = [
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc if part != "[key]"
+    ]
+    return "".join(parts).removeprefix(".")
+
+
+def _worded(finding: Finding) -> str:
+    """Begin with the field, except where the sentence names the key itself."""
+    if finding.kind == "extra_forbidden" or not finding.loc:
+        return finding.message
+    if finding.kind == "missing":
+        inside = path_text(finding.loc[:-1])
+        return f"{finding.message} in `{inside}`" if inside else finding.message
+    return f"`{path_text(finding.loc)}`: {finding.message}"
+
+
+def _claims(server: Server) -> list[tuple[str, str, Loc]]:
+    """List what one server needs for itself: (what, key, field). Stopped, it needs only its unit."""
+    claims: list[tuple[str, str, Loc]] = [(f"unit `{server.unit}`", server.unit, ("unit",))]
+    if server.state == "running":
+        claims += [(f"GPU {gpu}", gpu_key(gpu), ("gpus", i)) for i, gpu in enumerate(server.gpus)]
+        claims.append((f"port {server.listen.port}", str(server.listen.port), ("listen", "port")))
+    return claims
