@@ -11,6 +11,7 @@ names that no sibling module uses.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
@@ -410,6 +411,39 @@ def cgroup_owner(path: str) -> Dict[str, Any]:
     return owner
 
 
+# -- network -----------------------------------------------------------------------------------------
+
+
+def read_listening_sockets(text: str, port: int) -> Reading:
+    """Read `/proc/net/tcp` or `tcp6`: known [{address, inode}] of the listeners on a port."""
+    found = []
+    for line in text.splitlines()[1:]:
+        words = line.split()
+        try:
+            address, _, port_hex = words[1].rpartition(":")
+            if words[3] == "0A" and int(port_hex, 16) == port:
+                found.append({"address": _kernel_address(address), "inode": int(words[9])})
+        except (IndexError, ValueError):
+            return unknown(f"not a socket: {line[:200]!r}")
+    return known(found)
+
+
+def _kernel_address(text: str) -> str:
+    """Return an address that the kernel printed as host-order words of four bytes."""
+    data = bytes.fromhex(text)
+    order = b"".join(data[at : at + 4][::-1] for at in range(0, len(data), 4))
+    return str(ipaddress.ip_address(order))
+
+
+def read_local_addresses(fib_trie: str, if_inet6: str) -> FrozenSet[str]:
+    """Return the addresses of this machine out of `/proc/net/fib_trie` and `/proc/net/if_inet6`."""
+    found = set(re.findall(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL", fib_trie))
+    for line in if_inet6.splitlines():
+        if re.match(r"[0-9a-f]{32} ", line):
+            found.add(str(ipaddress.ip_address(bytes.fromhex(line[:32]))))
+    return frozenset(found)
+
+
 # -- systemd -----------------------------------------------------------------------------------------
 
 _UNIT_TEXT = [
@@ -529,6 +563,22 @@ def read_unit_properties(properties: Mapping[str, Any]) -> Reading:
     for name in (*_UNIT_SPAN, *_UNIT_CLOCK):
         unit[name] = None if unit[name] == _INFINITY else unit[name]
     return known(unit)
+
+
+def read_exec_start(commands: Sequence[Sequence[Any]]) -> Reading:
+    """Read the bus's ExecStartEx: known {argv, expands}, argv as the process gets it.
+
+    systemd keeps `$$` until the start, so it is undone here; `expands` says that a variable is left in,
+    and then argv is what is written rather than what runs.
+    """
+    if len(commands) != 1:
+        return unknown(f"the unit has {len(commands)} start commands")
+    argv, flags = list(commands[0][1]), commands[0][2]
+    if "no-env-expand" in flags:
+        return known({"argv": argv, "expands": False})
+    bare = [word.replace("$$", "") for word in argv]
+    expands = any(re.search(r"\$\{|\A\$[A-Za-z_]", word) for word in bare)
+    return known({"argv": [word.replace("$$", "$") for word in argv], "expands": expands})
 
 
 def read_jobs(text: str) -> Reading:

@@ -435,6 +435,8 @@ def _baseline_changed(
 def _judge_kernel(
     reading: Reading, gpus: Mapping[str, Mapping[str, Any]], judged: Dict[str, Any]
 ) -> None:
+    if reading.get("elsewhere"):
+        return  # A container has no kernel log; life signs, baseline and recovery action stand.
     if "known" not in reading:
         judged["unknown"].append(f"kernel log: {reading['unknown']}")
         return

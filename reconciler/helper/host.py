@@ -1,0 +1,794 @@
+"""The real host, as `machine.py` draws it: every method is one question or one act.
+
+What an answer means is `outputs.py`'s and `readings.py`'s matter; here programs are run and files are read.
+Part of the shipped helper (see `outputs.py`); `acts.py` is its only caller.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import ipaddress
+import json
+import os
+import pwd
+import re
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+import threading
+import time
+from typing import Any, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from reconciler.helper.files import (
+    append_line,
+    file_facts,
+    file_kind,
+    file_lock,
+    list_directory,
+    make_parents,
+    read_file,
+    remove_directory,
+    remove_file,
+    replace_file,
+    sync_directory,
+)
+from reconciler.helper.machine import Busy, Reading
+from reconciler.helper.outputs import (
+    APP_FIELDS,
+    GPU_FIELDS,
+    GPU_FIELDS_OPTIONAL,
+    UNIT_PROPERTIES,
+    known,
+    read_apps,
+    read_driver_version,
+    read_exec_start,
+    read_gpu_information,
+    read_gpu_rows,
+    read_journal,
+    read_local_addresses,
+    read_optional_fields,
+    read_unit_properties,
+    read_unit_show,
+    unknown,
+)
+from reconciler.helper.processes import (
+    Devices,
+    group_processes,
+    has_pidfd,
+    kill_control_group,
+    namespace_inode,
+    process_stat,
+    scan_holders,
+    scan_listeners,
+    signal_process,
+)
+from reconciler.helper.programs import (
+    PROGRAM_ENVIRONMENT,
+    PROGRAM_PATH,
+    TIMED_OUT,
+    capture,
+    each_guarded,
+)
+
+STATE_DIRECTORY = "/var/lib/reconciler"
+RUN_DIRECTORY = "/run/reconciler"
+DRIVER_ROOTS = ("/proc/driver/nvidia", "/run/fakegpu/proc/driver/nvidia")
+# Without persistence the driver initialises each card for every client: tens of seconds with eight of them.
+PROBE_LIMIT_S = 25.0
+SYSTEMCTL_LIMIT_S = 30.0
+RELOAD_LIMIT_S = 90.0
+JOURNAL_LIMIT_S = 20.0
+JOURNAL_BYTES_MAX = 8 << 20
+FETCH_BYTES_MAX = 4 << 20
+BEARER_BYTES_MAX = 4096
+FILE_SYSTEM_LIMIT_S = 5.0  # A network file system that is away would block for ever.
+KERNEL_LINES_MAX = 1000
+_KERNEL_LINE = re.compile(r"NVRM|nvidia|amdgpu|\bkfd\b", re.IGNORECASE)
+_UNIT_NAME = re.compile(r"[A-Za-z0-9:_.\\@-]{1,255}\.(service|timer|socket|target|scope)\Z")
+_WANTS = "/etc/systemd/system/multi-user.target.wants"
+_SYSTEMD_BUS = "org.freedesktop.systemd1"
+
+
+class RealMachine:
+    """This host, or this container layer of it. Stateless but for which optional GPU fields the driver knows."""
+
+    def __init__(
+        self,
+        *,
+        state: str = STATE_DIRECTORY,
+        run: str = RUN_DIRECTORY,
+        driver_roots: Sequence[str] = DRIVER_ROOTS,
+        probe_limit_s: float = PROBE_LIMIT_S,
+    ) -> None:
+        self._state = state
+        self._run = run
+        self._driver_roots = tuple(driver_roots)
+        self._probe_limit_s = probe_limit_s
+        self._gpu_fields = list(GPU_FIELDS_OPTIONAL)
+
+    # -- time, chance, identity ------------------------------------------------------------------
+
+    def boottime(self) -> float:
+        """Return CLOCK_BOOTTIME; /proc/uptime is faked in containers."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def walltime(self) -> float:
+        """Return seconds since the epoch."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+    def boot_id(self) -> str:
+        """Return the kernel's boot id; a container's own boot is told by its PID 1's start time."""
+        kernel = _first_line("/proc/sys/kernel/random/boot_id")
+        if container_kind() is None:
+            return kernel
+        init = process_stat(1)
+        return f"{kernel}-{init['start_ticks'] if init else 'unknown'}"
+
+    def nonce(self) -> str:
+        """Return 32 random hex digits."""
+        return os.urandom(16).hex()
+
+    def identity(self) -> Reading:
+        """Say which machine this is."""
+        with contextlib.suppress(OSError):
+            return known(
+                {
+                    "machine_id": _first_line("/etc/machine-id"),
+                    "hostname": os.uname().nodename,
+                    "boot_id": self.boot_id(),
+                    "boottime": self.boottime(),
+                    "kernel": os.uname().release,
+                    "python": ".".join(str(part) for part in sys.version_info[:3]),
+                    "uid": os.geteuid(),
+                    "container": container_kind(),
+                    "pidfd": has_pidfd(),
+                }
+            )
+        return unknown("the machine's identity files cannot be read")
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def read(self, path: str) -> Optional[bytes]:
+        """Return a file's content, None when it is missing."""
+        return read_file(path)
+
+    def write(self, path: str, data: bytes, mode: int = 0o600, uid: int = 0, gid: int = 0) -> None:
+        """Replace a file atomically and durably."""
+        replace_file(path, data, mode, uid, gid)
+
+    def append(self, path: str, line: bytes) -> None:
+        """Append a line durably."""
+        append_line(path, line)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        remove_file(path)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory under the state directory."""
+        remove_directory(path, self._state)
+
+    def listdir(self, path: str) -> List[str]:
+        """Return the sorted names in a directory."""
+        return list_directory(path)
+
+    def kind(self, path: str) -> str:
+        """Return what stands at a path, without following it."""
+        return file_kind(path)
+
+    def stat(self, path: str) -> Reading:
+        """Return the facts of what a path leads to; a hung file system makes them unknown."""
+        return each_guarded([path], file_facts, FILE_SYSTEM_LIMIT_S)[0]
+
+    def user(self, name: str) -> Reading:
+        """Return a user's numbers, null when there is no such user."""
+        return each_guarded([name], _user_numbers, FILE_SYSTEM_LIMIT_S)[0]
+
+    # -- the host lock -----------------------------------------------------------------------------
+
+    def lock(self, timeout_s: float) -> ContextManager[None]:
+        """Hold the host's one lock."""
+        return file_lock(f"{self._run}/lock", timeout_s)
+
+    # -- systemd -------------------------------------------------------------------------------------
+
+    def unit(self, name: str) -> Reading:
+        """Return a unit's properties, from the bus when it can be asked, else from `systemctl show`."""
+        properties = _unit_properties(name)
+        if "known" in properties:
+            return read_unit_properties(properties["known"])
+        if properties.get("refused"):
+            return properties
+        shown = _program(
+            ["systemctl", "show", "--no-pager", "-p", ",".join(UNIT_PROPERTIES), "--", name],
+            SYSTEMCTL_LIMIT_S,
+        )
+        if isinstance(shown, str):
+            return unknown(shown)
+        return read_unit_show(shown.stdout, shown.exit_status, shown.stderr)
+
+    def unit_files(self, name: str) -> Reading:
+        """Return the texts on disk of what systemd has loaded for a unit."""
+        reading = self.unit(name)
+        if "known" not in reading:
+            return reading
+        fragment = reading["known"]["FragmentPath"] or None
+        try:
+            drop_ins = [
+                {"path": path, "text": _unit_text(path)} for path in reading["known"]["DropInPaths"]
+            ]
+            linked = fragment is not None and file_kind(fragment) == "link"
+            text = None if fragment is None or _is_masked(fragment) else _unit_text(fragment)
+        except OSError as error:
+            return unknown(f"a unit file cannot be read: {error}")
+        package = _package_of(fragment) if fragment else None
+        return known(
+            {
+                "fragment": fragment,
+                "text": text,
+                "link": linked,
+                "package": package,
+                "drop_ins": drop_ins,
+            }
+        )
+
+    def unit_command(self, name: str) -> Reading:
+        """Return what a unit runs: argv as the process gets it, and the environment that the unit sets."""
+        properties = _unit_properties(name)
+        if "known" not in properties:
+            return properties
+        values = properties["known"]
+        try:
+            command = read_exec_start(values["ExecStartEx"])
+            if "known" not in command:
+                return command
+            return known(
+                dict(
+                    command["known"],
+                    environment=list(values["Environment"]),
+                    environment_files=[entry[0] for entry in values["EnvironmentFiles"]],
+                    user=values["User"],
+                    supplementary_groups=list(values["SupplementaryGroups"]),
+                )
+            )
+        except (KeyError, IndexError, TypeError) as error:
+            return unknown(f"the bus left out {error}")
+
+    def reload(self) -> None:
+        """Make systemd read its files again."""
+        _systemctl(["daemon-reload"], RELOAD_LIMIT_S)
+
+    def start(self, unit: str) -> None:
+        """Queue a start."""
+        _systemctl(["start", "--no-block", "--", _unit_name(unit)], SYSTEMCTL_LIMIT_S)
+
+    def stop(self, unit: str) -> None:
+        """Queue a stop."""
+        _systemctl(["stop", "--no-block", "--", _unit_name(unit)], SYSTEMCTL_LIMIT_S)
+
+    def reset_failed(self, unit: str) -> None:
+        """Clear the failed state; a unit that is not loaded has none."""
+        try:
+            _systemctl(["reset-failed", "--", _unit_name(unit)], SYSTEMCTL_LIMIT_S)
+        except OSError as error:
+            if "not loaded" not in str(error):
+                raise
+
+    def enable(self, unit: str) -> None:
+        """Make a unit start at boot.
+
+        By a link of our own: `systemctl enable` would link to the trial in /run when there is one, which
+        is gone at the boot that it was meant for.
+        """
+        link = f"{_WANTS}/{_unit_name(unit)}"
+        make_parents(link)
+        if file_kind(link) == "missing":
+            os.symlink(f"/etc/systemd/system/{unit}", link)
+            sync_directory(_WANTS)
+
+    def disable(self, unit: str) -> None:
+        """Make a unit not start at boot, whoever enabled it."""
+        if file_kind(f"{_WANTS}/{_unit_name(unit)}") == "link":
+            os.unlink(f"{_WANTS}/{unit}")
+            sync_directory(_WANTS)
+        try:
+            _systemctl(["disable", "--no-reload", "--", unit], SYSTEMCTL_LIMIT_S)
+        except OSError as error:
+            if "does not exist" not in str(error):
+                raise
+
+    def verify_unit(self, name: str, text: str) -> Reading:
+        """Let systemd judge a unit's text before it is installed: known is its complaints about this unit."""
+        if not _UNIT_NAME.match(name):
+            return unknown(f"not a unit name: {name!r}")
+        make_parents(f"{self._run}/x")
+        scratch = tempfile.mkdtemp(prefix="verify-", dir=self._run)
+        try:
+            path = f"{scratch}/{name}"
+            replace_file(
+                path, text.encode("utf-8", "surrogateescape"), 0o644, os.geteuid(), os.getegid()
+            )
+            return _verify(path, name)
+        except OSError as error:
+            return unknown(f"systemd-analyze: {error}")
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    # -- processes and GPUs ----------------------------------------------------------------------------
+
+    def processes(self, control_group: str) -> Reading:
+        """Return the processes in a unit's control group and below it."""
+        return group_processes(control_group) if control_group else known([])
+
+    def holders(self) -> Reading:
+        """Return every process that has a GPU open or mapped."""
+        return scan_holders(Devices())
+
+    def gpus(self) -> Reading:
+        """Return the GPUs as the driver sees them, joined with their device nodes."""
+        first = self._probe(
+            ["--query-gpu=" + ",".join(GPU_FIELDS), "--format=csv,noheader,nounits"]
+        )
+        if isinstance(first, str):
+            return unknown(first)
+        rows = read_gpu_rows(first.exit_status, first.stdout)
+        if "known" not in rows:
+            return rows
+        extra = self._optional_fields()
+        if "known" not in extra:
+            return extra
+        minors, devices = self._minors(), Devices()
+        gpus = [_with_optional(row, extra["known"].get(row["uuid"], {})) for row in rows["known"]]
+        for gpu in gpus:
+            minor = minors.get(gpu["uuid"])
+            gpu["minor"] = minor
+            gpu["node"] = None if minor is None else devices.node(minor)
+        return known({"driver": self._driver(extra["known"]), "gpus": gpus})
+
+    def apps(self) -> Reading:
+        """Return the compute apps that the driver knows, in this pid namespace's numbers."""
+        answer = self._probe(
+            ["--query-compute-apps=" + ",".join(APP_FIELDS), "--format=csv,noheader,nounits"]
+        )
+        if isinstance(answer, str):
+            return unknown(answer)
+        return read_apps(answer.exit_status, answer.stdout)
+
+    def _optional_fields(self) -> Reading:
+        """Ask for the fields that not every driver knows, leaving out what it does not."""
+        for _ in range(len(GPU_FIELDS_OPTIONAL)):
+            fields = list(self._gpu_fields)
+            answer = self._probe(
+                ["--query-gpu=" + ",".join(["uuid", *fields]), "--format=csv,noheader,nounits"]
+            )
+            if isinstance(answer, str):
+                return unknown(answer)
+            reading = read_optional_fields(answer.exit_status, answer.stdout, fields)
+            if reading.get("unsupported") not in fields:
+                return reading
+            self._gpu_fields.remove(reading["unsupported"])
+        return known({})
+
+    def _minors(self) -> Dict[str, int]:
+        """Return UUID → minor from the driver's own files, of the first root that has any."""
+        for root in self._driver_roots:
+            readings = [
+                read_gpu_information(_text(f"{root}/gpus/{bus}/information"))
+                for bus in list_directory(f"{root}/gpus")
+            ]
+            cards = [reading["known"] for reading in readings if "known" in reading]
+            if cards:
+                return {card["uuid"]: card["minor"] for card in cards}
+        return {}
+
+    def _driver(self, optional: Mapping[str, Mapping[str, Any]]) -> str:
+        for root in self._driver_roots:
+            version = read_driver_version(_text(f"{root}/version"))
+            if version:
+                return version
+        return next((cells.get("driver_version") or "" for cells in optional.values()), "")
+
+    def _probe(self, arguments: Sequence[str]) -> Any:
+        """Run nvidia-smi once, never beside one that hangs: its output, or why there is none.
+
+        A driver that hangs leaves nvidia-smi unkillable, and each further one is a client more that blocks
+        a reset. So a probe is written down with its identity while it runs, and one at a time.
+        """
+        program = shutil.which("nvidia-smi", path=PROGRAM_PATH)
+        if program is None:
+            return "nvidia-smi is not on this machine"
+        directory = self._probe_directory()
+        if directory is None:
+            return _program([program, *arguments], self._probe_limit_s)
+        record = f"{directory}/probe.json"
+        try:
+            with file_lock(f"{directory}/probe.lock", self._probe_limit_s):
+                hanging = _hanging_probe(record)
+                if hanging:
+                    return f"an earlier nvidia-smi (pid {hanging}) still hangs; not asking again"
+                answer = _program(
+                    [program, *arguments],
+                    self._probe_limit_s,
+                    started=lambda pid: _record_probe(record, pid),
+                )
+                if _hanging_probe(record) is None:
+                    remove_file(record)
+                return answer
+        except Busy:
+            return "another nvidia-smi of ours is still running"
+        except OSError as error:
+            return f"nvidia-smi could not be run: {error}"
+
+    def _probe_directory(self) -> Optional[str]:
+        """Return where the running probe is written down: ours as root, else the user's own run directory."""
+        if os.geteuid() == 0:
+            return self._run
+        own = f"/run/user/{os.geteuid()}"
+        return own if os.access(own, os.W_OK) else None
+
+    def signal(self, pid: int, start_ticks: int, number: int) -> str:
+        """Signal one process that is proven to be the same."""
+        return signal_process(pid, start_ticks, number)
+
+    def kill_group(self, control_group: str) -> str:
+        """Kill everything in one unit's control group."""
+        return kill_control_group(control_group)
+
+    def mount_namespace(self) -> Optional[int]:
+        """Return the inode of our own mount namespace."""
+        return namespace_inode("/proc/self", "mnt")
+
+    def listeners(self, port: int, main_pid: int) -> Reading:
+        """Return who listens on a port."""
+        return scan_listeners(port, main_pid)
+
+    def kernel_log(self, cursor: Optional[str]) -> Reading:
+        """Return the GPU drivers' kernel messages newer than the cursor.
+
+        A container has no kernel log: that is unknown with `"elsewhere": true`, for the outer layer to read.
+        """
+        if cursor is None:
+            return _cursor_now()
+        answer = _journalctl(["-k", "--after-cursor=" + cursor, "--output-fields=MESSAGE"])
+        if "known" not in answer:
+            return answer
+        entries = answer["known"]
+        if not entries and not _has_kernel_log():
+            return _no_kernel_log()
+        lines = [one["message"] for one in entries if _KERNEL_LINE.search(one["message"])]
+        if len(lines) > KERNEL_LINES_MAX:
+            lines = lines[:50] + lines[50 - KERNEL_LINES_MAX :]
+        return known({"cursor": entries[-1]["cursor"] if entries else cursor, "lines": lines})
+
+    def journal(self, unit: str, invocation: Optional[str], lines: int) -> Reading:
+        """Return the newest lines of a unit or of one of its runs, systemd's own about it included."""
+        if not _UNIT_NAME.match(unit) or (
+            invocation and not re.fullmatch(r"[0-9a-f]{32}", invocation)
+        ):
+            return unknown("not a unit or not an invocation")
+        which = ["-u", unit]
+        if invocation:
+            which = [f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"]
+        answer = _journalctl(["-n", str(max(lines, 0)), "--output-fields=MESSAGE,PRIORITY", *which])
+        if "known" not in answer:
+            return answer
+        keys = ("at", "message", "priority")
+        return known([{key: entry[key] for key in keys} for entry in answer["known"]])
+
+    def fetch(self, request: Dict[str, Any]) -> Reading:
+        """Do one HTTP request to this layer itself."""
+        return _fetch(request)
+
+    def run_as(self, user: Optional[str], argv: List[str], timeout_s: float) -> Reading:
+        """Run a program for its output, as a user, without a GPU in sight."""
+        environment = dict(PROGRAM_ENVIRONMENT, CUDA_VISIBLE_DEVICES="", HOME="/")
+        identity: Dict[str, Any] = {}
+        if user is not None:
+            found = self.user(user).get("known")
+            if not found:
+                return unknown(f"no user {user}")
+            environment.update(HOME=found["home"], USER=user, LOGNAME=user)
+            if os.geteuid() == 0:
+                identity = {
+                    "user": found["uid"],
+                    "group": found["gid"],
+                    "extra_groups": found["groups"],
+                }
+            elif found["uid"] != os.geteuid():
+                return unknown(f"only root can run a program as {user}")
+        try:
+            answer = capture(argv, timeout_s, environment=environment, umask=0o077, **identity)
+        except (OSError, ValueError) as error:
+            return unknown(f"{argv[0] if argv else 'nothing'} could not be run: {error}")
+        if answer.exit_status == TIMED_OUT:
+            return unknown(f"{argv[0]} did not end within {timeout_s:g} s")
+        return known(
+            {
+                "exit_status": answer.exit_status,
+                "stdout": answer.stdout,
+                "stderr": answer.stderr,
+            }
+        )
+
+
+# -- identity ------------------------------------------------------------------------------------------
+
+
+def container_kind() -> Optional[str]:
+    """Return what kind of container this layer is ("lxc", "docker", …), None on a host of its own."""
+    said = _text("/run/systemd/container").strip() or _text("/run/host/container-manager").strip()
+    if said:
+        return said
+    found = re.search(r"(?:\A|\0)container=([^\0]+)", _text("/proc/1/environ"))
+    if found:
+        return found.group(1)
+    if os.path.exists("/run/.containerenv"):
+        return "podman"
+    return "docker" if os.path.exists("/.dockerenv") else None
+
+
+def _text(path: str) -> str:
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as stream:
+        return stream.read(1 << 20)
+    return ""
+
+
+def _first_line(path: str) -> str:
+    with open(path, encoding="utf-8") as stream:
+        return stream.readline().strip()
+
+
+def _user_numbers(name: str) -> Optional[Dict[str, Any]]:
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError:
+        return None
+    groups = sorted(set(os.getgrouplist(name, entry.pw_gid)))
+    return {"uid": entry.pw_uid, "gid": entry.pw_gid, "groups": groups, "home": entry.pw_dir}
+
+
+# -- programs ------------------------------------------------------------------------------------------
+
+
+def _program(argv: Sequence[str], limit_s: float, **options: Any) -> Any:
+    """Run a program: what it left, or (a str) why it could not be started."""
+    try:
+        return capture(argv, limit_s, **options)
+    except OSError as error:
+        return f"{argv[0]} could not be run: {error.strerror or error}"
+
+
+def _systemctl(arguments: Sequence[str], limit_s: float) -> None:
+    answer = capture(["systemctl", "--no-ask-password", *arguments], limit_s)
+    if answer.exit_status != 0:
+        why = answer.stderr.strip()[:500] or f"exit {answer.exit_status}"
+        raise OSError(f"systemctl {arguments[0]}: {why}")
+
+
+def _unit_name(unit: str) -> str:
+    if not _UNIT_NAME.match(unit):
+        raise OSError(f"not a unit name: {unit!r}")
+    return unit
+
+
+def _unit_properties(name: str) -> Reading:
+    """Ask the bus for all properties of a unit in one call: exact lists and microseconds, no text to parse."""
+    if not _UNIT_NAME.match(name):
+        return dict(unknown(f"not a unit name: {name!r}"), refused=True)
+    path = "/org/freedesktop/systemd1/unit/" + "".join(
+        char if char.isalnum() and not (at == 0 and char.isdigit()) else f"_{ord(char):02x}"
+        for at, char in enumerate(name)
+    )
+    call = ["busctl", "--system", "--json=short", "call", _SYSTEMD_BUS, path]
+    answer = _program(
+        [*call, "org.freedesktop.DBus.Properties", "GetAll", "s", ""], SYSTEMCTL_LIMIT_S
+    )
+    if isinstance(answer, str):
+        return unknown(answer)
+    if answer.exit_status != 0 or answer.truncated:
+        return unknown(f"busctl: exit {answer.exit_status}: {answer.stderr.strip()[:200]}")
+    try:
+        values = json.loads(answer.stdout)["data"][0]
+        return known({key: value["data"] for key, value in values.items()})
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        return unknown(f"busctl: not the answer expected: {error!r}")
+
+
+def _unit_text(path: str) -> str:
+    """Return a unit file's text, through links as systemd reads it."""
+    data = read_file(os.path.realpath(path))
+    if data is None:
+        raise FileNotFoundError(path)
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _is_masked(path: str) -> bool:
+    return os.path.realpath(path) == "/dev/null" or not os.path.lexists(path)
+
+
+def _package_of(path: str) -> Optional[str]:
+    """Return the package that owns a unit file, None for one that a person wrote."""
+    if path.startswith(("/etc/", "/run/")):
+        return None
+    aliases = [path, path[len("/usr") :] if path.startswith("/usr/lib/") else "/usr" + path]
+    for program in (["dpkg-query", "-S"], ["rpm", "-qf", "--queryformat=%{NAME}: "]):
+        for alias in aliases:
+            answer = _program([*program, alias], SYSTEMCTL_LIMIT_S)
+            if not isinstance(answer, str) and answer.exit_status == 0:
+                package: str = answer.stdout.partition(":")[0]
+                return package
+    return None
+
+
+def _verify(path: str, name: str) -> Reading:
+    """Run `systemd-analyze verify`; it also talks of other units, which are not ours to judge."""
+    answer = capture(["systemd-analyze", "verify", "--man=no", path], SYSTEMCTL_LIMIT_S)
+    if answer.exit_status == TIMED_OUT:
+        return unknown("systemd-analyze verify did not end in time")
+    lines = [line for line in answer.stderr.splitlines() if path in line or name in line]
+    complaints = [line.replace(path, name) for line in lines]
+    if answer.exit_status != 0 and not complaints:
+        return known([answer.stderr.strip()[-500:] or f"exit {answer.exit_status}"])
+    return known(complaints)
+
+
+# -- nvidia-smi ----------------------------------------------------------------------------------------
+
+
+def _record_probe(path: str, pid: int) -> None:
+    facts = process_stat(pid)
+    start = facts["start_ticks"] if facts else None
+    record = {"version": 1, "pid": pid, "start_ticks": start}
+    replace_file(path, json.dumps(record).encode(), 0o600, os.geteuid(), os.getegid())
+
+
+def _hanging_probe(path: str) -> Optional[int]:
+    """Return the pid of a recorded probe that still lives; its start time tells it from a stranger."""
+    with contextlib.suppress(ValueError, KeyError, OSError):
+        record = json.loads(read_file(path) or b"{}")
+        facts = process_stat(record["pid"])
+        if facts and facts["start_ticks"] == record["start_ticks"] and facts["state"] not in "ZX":
+            return int(record["pid"])
+    return None
+
+
+def _with_optional(row: Mapping[str, Any], cells: Mapping[str, Any]) -> Dict[str, Any]:
+    return dict(
+        row,
+        mig=cells.get("mig.mode.current"),
+        persistence=cells.get("persistence_mode"),
+        recovery_action=cells.get("gpu_recovery_action"),
+    )
+
+
+# -- journal -------------------------------------------------------------------------------------------
+
+
+def _journalctl(arguments: Sequence[str]) -> Reading:
+    """Read the journal; its exit code says nothing (no entries may be 1), its complaints do."""
+    argv = ["journalctl", "--no-pager", "-q", "-o", "json", *arguments]
+    answer = _program(argv, JOURNAL_LIMIT_S, bytes_max=JOURNAL_BYTES_MAX)
+    if isinstance(answer, str):
+        return unknown(answer)
+    if answer.exit_status == TIMED_OUT or answer.truncated:
+        return unknown("journalctl: too much or too slow")
+    if answer.exit_status != 0 and answer.stderr.strip():
+        return unknown(f"journalctl: {answer.stderr.strip()[:200]}")
+    if os.geteuid() != 0 and not answer.stdout.strip():
+        return unknown("journalctl: nothing that this user may see")
+    return read_journal(answer.stdout)
+
+
+def _cursor_now() -> Reading:
+    if not _has_kernel_log():
+        return _no_kernel_log()
+    answer = _journalctl(["-n", "1", "--output-fields=MESSAGE"])
+    if "known" not in answer:
+        return answer
+    if not answer["known"] or not answer["known"][-1]["cursor"]:
+        return unknown("the journal is empty")
+    return known({"cursor": answer["known"][-1]["cursor"], "lines": []})
+
+
+def _has_kernel_log() -> bool:
+    """Say whether this layer's journal gets kernel messages: a kernel prints some at each boot."""
+    return bool(_journalctl(["-k", "-n", "1", "--output-fields=MESSAGE"]).get("known"))
+
+
+def _no_kernel_log() -> Reading:
+    reading = unknown("this layer's journal has no kernel messages")
+    if container_kind() is not None:
+        reading["elsewhere"] = True
+    return reading
+
+
+# -- HTTP ----------------------------------------------------------------------------------------------
+
+
+def _fetch(request: Mapping[str, Any]) -> Reading:
+    """Do one request to an address of this machine: no name look-up, no redirect, limits on time and size."""
+    address, why = _own_address(str(request["address"]))
+    if why:
+        return unknown(why)
+    headers = dict(request.get("headers") or {})
+    if request.get("bearer_file"):
+        token = _bearer(request["bearer_file"])
+        if token is None:
+            return unknown("the key file cannot be read")
+        headers["Authorization"] = f"Bearer {token}"
+    timeout_s = min(max(float(request["timeout_s"]), 0.1), 600.0)
+    began = time.monotonic()
+    connection = http.client.HTTPConnection(address, int(request["port"]), timeout=timeout_s)
+    # A peer that sends a byte now and then never trips a socket's own timeout.
+    cut = threading.Timer(timeout_s, _shut, [connection])
+    cut.start()
+    try:
+        answer = _exchange(connection, request, headers)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        late = time.monotonic() - began >= timeout_s
+        return unknown("timed out" if late else f"{type(error).__name__}: {error}")
+    finally:
+        cut.cancel()
+        cut.join()
+        connection.close()
+    took_s = time.monotonic() - began
+    if took_s >= timeout_s:
+        return unknown("timed out")
+    return known(dict(answer, took_s=took_s))
+
+
+def _exchange(
+    connection: http.client.HTTPConnection, request: Mapping[str, Any], headers: Mapping[str, str]
+) -> Dict[str, Any]:
+    body = base64.b64decode(request["body"]) if request.get("body") is not None else None
+    limit = min(int(request.get("max_bytes") or FETCH_BYTES_MAX), FETCH_BYTES_MAX)
+    connection.request(
+        str(request["method"]), str(request["path"]), body=body, headers=dict(headers)
+    )
+    response = connection.getresponse()
+    data = response.read(limit + 1)
+    return {
+        "status": response.status,
+        "headers": {key.lower(): value for key, value in response.getheaders()},
+        "body": base64.b64encode(data[:limit]).decode("ascii"),
+        "truncated": len(data) > limit,
+    }
+
+
+def _shut(connection: http.client.HTTPConnection) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _own_address(text: str) -> Tuple[str, Optional[str]]:
+    """Return the address when it is this machine's own, else why it is not asked."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text, f"not an address: {text[:100]!r}"
+    own = read_local_addresses(_text("/proc/net/fib_trie"), _text("/proc/net/if_inet6"))
+    if not address.is_loopback and str(address) not in own:
+        return text, f"{text} is not an address of this machine"
+    return str(address), None
+
+
+def _bearer(path: str) -> Optional[str]:
+    """Return the token in a file on this host; it goes into one header and nowhere else."""
+    with contextlib.suppress(OSError, ValueError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None
+            token = os.read(descriptor, BEARER_BYTES_MAX).decode("ascii").strip()
+        finally:
+            os.close(descriptor)
+        return token if token and "\n" not in token and "\r" not in token else None
+    return None

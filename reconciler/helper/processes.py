@@ -1,0 +1,596 @@
+"""Processes as /proc shows them: who they are, which GPU they hold, which port they listen on.
+
+Nothing here enters a GPU driver, so it works while nvidia-smi hangs. What can block on a wedged process
+(argv, environment, mappings need its memory lock) is read last, in a child with a limit. Devices are told
+by number and never by path: a container has nodes of its own. Part of the shipped helper (see `outputs.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import re
+import signal
+import stat
+import struct
+import time
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from reconciler.helper.machine import Reading
+from reconciler.helper.outputs import (
+    cgroup_owner,
+    known,
+    process_is_dead,
+    read_cgroup,
+    read_listening_sockets,
+    read_proc_stat,
+    read_proc_status,
+    unknown,
+)
+from reconciler.helper.programs import each_guarded
+
+SLOW_READ_S = 2.0  # A healthy process answers in microseconds.
+SCAN_S_MAX = 60.0
+_SCAN_ROUNDS_MAX = 5
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x": 343}
+_KCMP_FILES = 2
+_AT_FDCWD = -100
+_AT_STATX_DONT_SYNC = 0x4000
+_STATX_TYPE = 1
+_PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434  # The same on every architecture.
+# A file system that is gone or hung says this; a device node's never does.
+_NOT_A_DEVICE_NODE = (errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN)
+_GONE = (errno.ENOENT, errno.ESRCH)
+
+Number = Tuple[int, int]
+
+
+class Device(NamedTuple):
+    """A GPU device by number: its name, and the GPU's minor when it is the node of one card."""
+
+    name: str
+    minor: Optional[int]
+
+
+# -- device numbers ------------------------------------------------------------------------------------
+
+
+class Devices:
+    """The GPU devices of this machine, found by their nodes and by the drivers' names in /proc/devices.
+
+    A node's number is read from the node and never computed: majors differ between machines. The driver's
+    majors are added because a container can have a node for a card that the host's /dev has none for.
+    """
+
+    def __init__(self, dev: str = "/dev", proc: str = "/proc") -> None:
+        self._numbers = _device_nodes(dev)
+        self._majors = _device_majors(proc)
+
+    def find(self, number: Number) -> Optional[Device]:
+        """Return the GPU device with that number, None for any other device."""
+        found = self._numbers.get(number)
+        driver = self._majors.get(number[0])
+        if found or not driver:
+            return found
+        card = driver in ("nvidia", "nvidia-frontend") and number[1] <= 247
+        return Device(f"{driver} {number[0]}:{number[1]}", number[1] if card else None)
+
+    def node(self, minor: int, dev: str = "/dev") -> Optional[str]:
+        """Return the path of a card's node when there is one."""
+        path = f"{dev}/nvidia{minor}"
+        return path if any(device.name == path for device in self._numbers.values()) else None
+
+
+def _device_nodes(dev: str) -> Dict[Number, Device]:
+    numbers: Dict[Number, Device] = {}
+    with contextlib.suppress(FileNotFoundError):
+        names = [f"{dev}/{name}" for name in os.listdir(dev) if name.startswith("nvidia")]
+        caps = f"{dev}/nvidia-caps"
+        if caps in names:
+            names += [f"{caps}/{name}" for name in os.listdir(caps)]
+        for path in names:
+            with contextlib.suppress(OSError):
+                found = os.stat(path)
+                if stat.S_ISCHR(found.st_mode):
+                    number = (os.major(found.st_rdev), os.minor(found.st_rdev))
+                    minor = re.match(re.escape(dev) + r"/nvidia(\d+)\Z", path)
+                    numbers[number] = Device(path, int(minor.group(1)) if minor else None)
+    return numbers
+
+
+def _device_majors(proc: str) -> Dict[int, str]:
+    text = _read_text(f"{proc}/devices") or ""
+    majors = {}
+    for line in text.partition("Block devices")[0].splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0].isdigit() and words[1].startswith("nvidia"):
+            majors[int(words[0])] = words[1]
+    return majors
+
+
+def char_device(path: str) -> Optional[Number]:
+    """Return the number of the character device at the end of a path, None for anything else.
+
+    By statx without synchronising: a plain stat of a descriptor into a hung file system blocks.
+    Raises OSError as stat does.
+    """
+    buffer = ctypes.create_string_buffer(256)
+    if not hasattr(_LIBC, "statx"):
+        found = os.stat(path)
+        number = (os.major(found.st_rdev), os.minor(found.st_rdev))
+        return number if stat.S_ISCHR(found.st_mode) else None
+    if _LIBC.statx(_AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE, buffer) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), path)
+    (mode,) = struct.unpack_from("=H", buffer.raw, 28)
+    if not stat.S_ISCHR(mode):
+        return None
+    major, minor = struct.unpack_from("=II", buffer.raw, 128)
+    return major, minor
+
+
+# -- one process ---------------------------------------------------------------------------------------
+
+
+def _read_text(path: str, size: int = 1 << 16) -> Optional[str]:
+    data = _read_bytes(path, size)
+    return None if data is None else data.decode("utf-8", "surrogateescape")
+
+
+def _read_bytes(path: str, size: int) -> Optional[bytes]:
+    """Return the start of a /proc file; None when the process is gone or may not be read."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(size)
+    except OSError:
+        return None
+
+
+def _read_link(path: str) -> Optional[str]:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def process_pids(proc: str = "/proc") -> List[int]:
+    """Return the pids of this pid namespace."""
+    return sorted(int(name) for name in os.listdir(proc) if name.isdigit())
+
+
+def process_stat(pid: int, proc: str = "/proc") -> Optional[Dict[str, Any]]:
+    """Return what `/proc/PID/stat` says, None when there is no such process."""
+    text = _read_text(f"{proc}/{pid}/stat")
+    reading = read_proc_stat(text) if text else unknown("gone")
+    found: Optional[Dict[str, Any]] = reading.get("known")
+    return found
+
+
+def _living_task(pid: int, facts: Mapping[str, Any], proc: str) -> str:
+    """Return the directory to read a process from: of a dead leader's first live thread, else its own.
+
+    A zombie leader has no files, executable or memory of its own while its threads still hold all of them.
+    """
+    if facts["state"] != "Z":
+        return f"{proc}/{pid}"
+    for tid in _tasks(pid, proc):
+        text = _read_text(f"{proc}/{pid}/task/{tid}/stat") or ""
+        task = read_proc_stat(text).get("known")
+        if task and task["state"] not in ("Z", "X"):
+            return f"{proc}/{tid}"  # Not listed, yet there, and unlike task/TID it has map_files.
+    return f"{proc}/{pid}"
+
+
+def _tasks(pid: int, proc: str) -> List[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(f"{proc}/{pid}/task"))
+    except OSError:
+        return []
+
+
+def process_records(pids: Iterable[int], proc: str = "/proc") -> List[Dict[str, Any]]:
+    """Return the record of each process that still is there (see `Machine.processes` for its keys)."""
+    records = [record for record in (_quick_record(pid, proc) for pid in pids) if record]
+    bases = [_living_task(record["pid"], record, proc) for record in records]
+    for record, slow in zip(records, each_guarded(bases, _slow_facts, SLOW_READ_S)):  # noqa: B905 - strict= is younger than 3.9; one answer each
+        record.update(slow.get("known") or _SLOW_UNKNOWN)
+    return records
+
+
+def _quick_record(pid: int, proc: str) -> Optional[Dict[str, Any]]:
+    facts = process_stat(pid, proc)
+    if facts is None:
+        return None
+    base = _living_task(pid, facts, proc)
+    status = read_proc_status(_read_text(f"{proc}/{pid}/status") or "").get("known") or {}
+    cgroup = read_cgroup(_read_text(f"{base}/cgroup") or "").get("known")
+    exe = _read_link(f"{base}/exe")
+    return {
+        "pid": pid,
+        "start_ticks": facts["start_ticks"],
+        "state": facts["state"],
+        "threads": facts["threads"],
+        "ppid": facts["ppid"],
+        "uid": status.get("uid"),
+        "gid": status.get("gid"),
+        "groups": status.get("groups", []),
+        "exe": exe[: -len(" (deleted)")] if exe and exe.endswith(" (deleted)") else exe,
+        "comm": facts["comm"],
+        "cgroup": cgroup,
+        "nspid": status.get("nspid", []),
+        "mount_ns": namespace_inode(base, "mnt"),
+        "kill_pending": status.get("kill_pending", False),
+        "wchan": _read_text(f"{base}/wchan", 128) or None,
+    }
+
+
+_SLOW_UNKNOWN: Mapping[str, Any] = {
+    "argv": [],
+    "invocation": None,
+    "mark": None,
+    "environ_readable": False,
+}
+
+
+def _slow_facts(base: str) -> Dict[str, Any]:
+    """Read what needs the process's memory; an environment of zero bytes was wiped and says nothing."""
+    argv = _read_bytes(f"{base}/cmdline", 1 << 17) or b""
+    environ = _read_bytes(f"{base}/environ", 1 << 20) or b""
+    pairs = dict(pair.partition(b"=")[::2] for pair in environ.split(b"\0") if b"=" in pair)
+    invocation, mark = pairs.get(b"INVOCATION_ID"), pairs.get(b"RECONCILER_SERVER")
+    return {
+        "argv": [os.fsdecode(word) for word in argv.rstrip(b"\0").split(b"\0") if argv],
+        "invocation": os.fsdecode(invocation) if invocation else None,
+        "mark": os.fsdecode(mark) if mark else None,
+        "environ_readable": bool(pairs),
+    }
+
+
+def namespace_inode(base: str, kind: str) -> Optional[int]:
+    """Return the inode of a process's namespace ("mnt", "net"), None when it may not be read."""
+    found = re.match(rf"{kind}:\[(\d+)\]\Z", _read_link(f"{base}/ns/{kind}") or "")
+    return int(found.group(1)) if found else None
+
+
+# -- control groups ------------------------------------------------------------------------------------
+
+
+def cgroup_directory(control_group: str, root: str = "/sys/fs/cgroup") -> Optional[str]:
+    """Return where a unit's control group lies in the file system; None for a path that is no unit's."""
+    parts = control_group.split("/")
+    if not control_group.startswith("/") or len(parts) < 2 or set(parts[1:]) & {"", ".", ".."}:
+        return None
+    for mount in (root, f"{root}/unified", f"{root}/systemd"):
+        if os.path.exists(f"{mount}/cgroup.procs"):
+            return mount + control_group
+    return None
+
+
+def cgroup_pids(directory: str) -> Optional[List[int]]:
+    """Return the pids in a control group and below it; None when one is of another pid namespace."""
+    pids: Set[int] = set()
+    for path, _, names in os.walk(directory):
+        if "cgroup.procs" in names:
+            text = _read_text(f"{path}/cgroup.procs", 1 << 22)
+            if text is None:
+                text = _read_text(f"{path}/cgroup.threads", 1 << 22) or ""
+            pids |= {int(line) for line in text.split()}
+    return None if 0 in pids else sorted(pids)
+
+
+def group_processes(control_group: str, proc: str = "/proc") -> Reading:
+    """Return the records of the processes in a control group and below it."""
+    directory = cgroup_directory(control_group)
+    if directory is None:
+        return unknown(f"not a control group of a unit: {control_group!r}")
+    pids = cgroup_pids(directory)
+    if pids is None:
+        return unknown("a process of another pid namespace is in the control group")
+    return known(process_records(pids, proc))
+
+
+def kill_control_group(control_group: str) -> str:
+    """Kill all in exactly one unit's group at once, without naming a pid: "sent", "gone" or "refused: why"."""
+    directory = cgroup_directory(control_group)
+    if directory is None or not re.search(r"\.(service|scope)\Z", control_group):
+        return "refused: not the control group of a service"
+    if not os.path.isdir(directory):
+        return "gone"
+    try:
+        descriptor = os.open(f"{directory}/cgroup.kill", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        return f"refused: no cgroup.kill here ({error.strerror})"
+    try:
+        os.write(descriptor, b"1")
+    except OSError as error:
+        return f"refused: {error.strerror}"
+    finally:
+        os.close(descriptor)
+    return "sent"
+
+
+# -- signals -------------------------------------------------------------------------------------------
+
+
+def open_pidfd(pid: int) -> int:
+    """Open a process so that it cannot become another one; OSError as the system call says."""
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    descriptor = int(_LIBC.syscall(_PIDFD_OPEN, pid, 0))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return descriptor
+
+
+def has_pidfd() -> bool:
+    """Say whether this kernel can open a process (5.3)."""
+    try:
+        os.close(open_pidfd(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+def signal_process(pid: int, start_ticks: int, number: int, proc: str = "/proc") -> str:
+    """Signal one process, open first, identity second, signal third: "sent", "gone" or "refused: why".
+
+    Once it is open the number cannot pass to a stranger, so the check holds until the signal. A kernel
+    without pidfd is refused: there is no safe way.
+    """
+    if pid <= 1 or pid == os.getpid():
+        return "refused: not a process to signal"
+    try:
+        descriptor = open_pidfd(pid)
+    except ProcessLookupError:
+        return "gone"
+    except OSError as error:
+        return f"refused: it cannot be opened ({error.strerror})"
+    try:
+        facts = process_stat(pid, proc)
+        if facts is None or process_is_dead(facts["state"], facts["threads"]):
+            return "gone"
+        if facts["start_ticks"] != start_ticks:
+            return "refused: another process has this number now"
+        return _send(descriptor, number)
+    finally:
+        os.close(descriptor)
+
+
+def _send(descriptor: int, number: int) -> str:
+    try:
+        _pidfd_send(descriptor, number)
+    except ProcessLookupError:
+        return "gone"
+    except OSError as error:
+        return f"refused: {error.strerror}"
+    return "sent"
+
+
+def _pidfd_send(descriptor: int, number: int) -> None:
+    if hasattr(signal, "pidfd_send_signal"):
+        signal.pidfd_send_signal(descriptor, number)
+    elif _LIBC.syscall(_PIDFD_SEND_SIGNAL, descriptor, number, None, 0) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+# -- who holds a GPU -------------------------------------------------------------------------------------
+
+
+class _Scan:
+    """One pass over all processes: what each holds, and how many could not be seen."""
+
+    def __init__(self, devices: Devices, proc: str) -> None:
+        self.devices = devices
+        self.proc = proc
+        self.held: Dict[int, Dict[str, Any]] = {}
+        self.unreadable: Set[int] = set()
+
+    def add(self, pid: int, number: Optional[Number], via: str) -> None:
+        device = self.devices.find(number) if number else None
+        if device is None:
+            return
+        one = self.held.setdefault(pid, {"minors": set(), "devices": set(), "via": via})
+        one["devices"].add(device.name)
+        if device.minor is not None:
+            one["minors"].add(device.minor)
+
+
+def scan_holders(devices: Devices, proc: str = "/proc", skip: Iterable[int] = ()) -> Reading:
+    """Find every process with a GPU device open or mapped: {complete, unreadable, holders}.
+
+    Kernel threads and the dead hold nothing. A process that could not be looked into counts as unreadable,
+    and then the scan proves nothing about free. Looks again for processes that appeared meanwhile.
+    """
+    scan = _Scan(devices, proc)
+    seen: Set[int] = {os.getpid(), *skip}
+    deadline = time.monotonic() + SCAN_S_MAX
+    rest: Set[int] = set()
+    for _ in range(_SCAN_ROUNDS_MAX):
+        fresh = [pid for pid in process_pids(proc) if pid not in seen]
+        seen |= set(fresh)
+        rest = _scan_round(scan, fresh, deadline)
+        if not fresh or rest:
+            break
+    complete = not scan.unreadable and not rest and os.geteuid() == 0
+    holders = []
+    for record in process_records(sorted(scan.held), proc):
+        held = scan.held[record["pid"]]
+        record.update(
+            minors=sorted(held["minors"]), devices=sorted(held["devices"]), via=held["via"]
+        )
+        holders.append(record)
+    unreadable = len(scan.unreadable) + len(rest)
+    return known({"complete": complete, "unreadable": unreadable, "holders": holders})
+
+
+def _scan_round(scan: _Scan, pids: List[int], deadline: float) -> Set[int]:
+    """Scan the descriptors, then the mappings, of some processes; return those there was no time for."""
+    living: Dict[int, str] = {}
+    for at, pid in enumerate(pids):
+        if time.monotonic() > deadline:
+            return set(pids[at:])
+        facts = process_stat(pid, scan.proc)
+        if facts is None or facts["kernel_thread"]:
+            continue
+        if process_is_dead(facts["state"], facts["threads"]):
+            continue
+        _scan_descriptors(scan, pid)
+        living[pid] = _living_task(pid, facts, scan.proc)
+    cache: Dict[str, Optional[Number]] = {}
+    readings = each_guarded(
+        list(living.values()),
+        lambda base: _mapped_devices(base, cache),
+        SLOW_READ_S,
+    )
+    for pid, reading in zip(living, readings):  # noqa: B905 - strict= is younger than 3.9; one answer each
+        if "known" not in reading:
+            scan.unreadable.add(pid)
+        for number in reading.get("known") or []:
+            scan.add(pid, (number[0], number[1]), "map")
+    return set()
+
+
+def _scan_descriptors(scan: _Scan, pid: int) -> None:
+    for table in descriptor_tables(pid, scan.proc):
+        try:
+            names = os.listdir(table)
+        except OSError as error:
+            if error.errno not in _GONE:
+                scan.unreadable.add(pid)
+            continue
+        for name in names:
+            try:
+                number = _descriptor_device(f"{table}/{name}")
+            except OSError as error:
+                if error.errno not in _GONE and error.errno not in _NOT_A_DEVICE_NODE:
+                    scan.unreadable.add(pid)
+                continue
+            scan.add(pid, number, "fd")
+
+
+def _descriptor_device(path: str) -> Optional[Number]:
+    link = os.readlink(path)
+    if link.startswith(("socket:", "pipe:", "anon_inode:")):
+        return None  # A path starts with a slash, so this is no file's name.
+    return char_device(path)
+
+
+def descriptor_tables(pid: int, proc: str = "/proc") -> List[str]:
+    """Return one directory for each table of open files that the threads of a process use.
+
+    Nearly always one: threads share it, and kcmp tells so in microseconds where listing them all takes
+    seconds. A dead leader has none, and its threads' is found through one of them.
+    """
+    tables: List[int] = []
+    for tid in _tasks(pid, proc):
+        facts = read_proc_stat(_read_text(f"{proc}/{pid}/task/{tid}/stat") or "").get("known")
+        if facts is None or facts["state"] in ("Z", "X"):
+            continue
+        if not any(_same_table(other, tid) for other in tables):
+            tables.append(tid)
+    return [f"{proc}/{pid}/task/{tid}/fd" for tid in tables]
+
+
+def _same_table(one: int, other: int) -> bool:
+    number = _KCMP.get(platform.machine())
+    return number is not None and _LIBC.syscall(number, one, other, _KCMP_FILES, 0, 0) == 0
+
+
+def _mapped_devices(base: str, cache: Dict[str, Optional[Number]]) -> List[Number]:
+    """Return the numbers of the character devices that a process has mapped.
+
+    The device column of `maps` is the file system's, so the mapped file itself is asked, each inode once.
+    """
+    try:
+        with open(f"{base}/maps", "rb") as stream:
+            lines = stream.read(1 << 26).splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    numbers: Set[Number] = set()
+    for line in lines:
+        words = line.split(None, 5)
+        if len(words) < 6 or words[4] == b"0":
+            continue
+        key = os.fsdecode(words[3] + b" " + words[4])
+        if key not in cache:
+            cache[key] = _mapping_device(base, os.fsdecode(words[0]), os.fsdecode(words[5]))
+        number = cache[key]
+        if number is not None:
+            numbers.add(number)
+    return sorted(numbers)
+
+
+def _mapping_device(base: str, span: str, path: str) -> Optional[Number]:
+    """Return the device number of one mapping; where `map_files` is not for us, ask the path in its root."""
+    first, _, last = span.partition("-")
+    try:
+        return char_device(f"{base}/map_files/{int(first, 16):x}-{int(last, 16):x}")
+    except OSError as error:
+        if error.errno in _GONE or error.errno in _NOT_A_DEVICE_NODE:
+            return None
+    if not path.startswith("/dev/"):
+        return None
+    with contextlib.suppress(OSError):
+        return char_device(f"{base}/root{path}")
+    return None
+
+
+# -- who listens ---------------------------------------------------------------------------------------
+
+
+def scan_listeners(port: int, main_pid: int, proc: str = "/proc") -> Reading:
+    """Return every TCP listener on a port, here and in the main process's network namespace, with its holders."""
+    sockets: Dict[int, str] = {}
+    bases = [f"{proc}/self"]
+    if main_pid > 0 and namespace_inode(f"{proc}/{main_pid}", "net") not in (
+        None,
+        namespace_inode(f"{proc}/self", "net"),
+    ):
+        bases.append(f"{proc}/{main_pid}")
+    for base in bases:
+        for table in ("tcp", "tcp6"):
+            text = _read_text(f"{base}/net/{table}", 1 << 24)
+            if text is None:
+                if table == "tcp":
+                    return unknown(f"{base}/net/{table} cannot be read")
+                continue
+            reading = read_listening_sockets(text, port)
+            if "known" not in reading:
+                return reading
+            sockets.update({one["inode"]: one["address"] for one in reading["known"]})
+    holders = _socket_holders(set(sockets), proc) if sockets else {}
+    return known(
+        [
+            _listener(inode, sockets[inode], holders.get(inode, []), proc)
+            for inode in sorted(sockets)
+        ]
+    )
+
+
+def _socket_holders(inodes: Set[int], proc: str) -> Dict[int, List[int]]:
+    wanted = {f"socket:[{inode}]": inode for inode in inodes}
+    holders: Dict[int, List[int]] = {}
+    for pid in process_pids(proc):
+        for table in descriptor_tables(pid, proc):
+            with contextlib.suppress(OSError):
+                links = {_read_link(f"{table}/{name}") for name in os.listdir(table)}
+                for link in links & wanted.keys():
+                    holders.setdefault(wanted[link or ""], []).append(pid)
+    return {inode: sorted(set(pids)) for inode, pids in holders.items()}
+
+
+def _listener(inode: int, address: str, pids: List[int], proc: str) -> Dict[str, Any]:
+    texts = [_read_text(f"{proc}/{pid}/cgroup") or "" for pid in pids]
+    cgroups = sorted({path for path in (read_cgroup(text).get("known") for text in texts) if path})
+    units = {cgroup_owner(path)["unit"] for path in cgroups} - {None}
+    return {
+        "address": address,
+        "inode": inode,
+        "pids": pids,
+        "units": sorted(units),
+        "cgroups": cgroups,
+    }
