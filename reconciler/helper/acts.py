@@ -1,0 +1,873 @@
+"""The verbs of the helper, one small function each, in one table; `answer` is the way in.
+
+What is common to all mutations (lock, fence, lease, boot, time, intent, journal, answer) is in
+`protocol.py`; what only looks is in `observe.py`. A verb here checks its own precondition, changes files
+through `act.changes`, and makes anything that cannot be undone its last act. Every verb can be done twice
+(S10). Part of the shipped helper: Python 3.9, standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from reconciler.helper.enrol import enrol, unenrol
+from reconciler.helper.guard import (
+    check_start,
+    holder_context,
+    learn_baselines,
+    phase_reading,
+    same_bytes,
+    write_claims,
+)
+from reconciler.helper.machine import Machine, Refused
+from reconciler.helper.observe import (
+    check_flags,
+    check_release,
+    fetch_local,
+    observe_host,
+    produced_by,
+    read_content,
+    read_journal_lines,
+)
+from reconciler.helper.protocol import (
+    CLAIM,
+    FENCED,
+    HOST,
+    LEASE_TTL_CAP_S,
+    READ,
+    Act,
+    current_fence,
+    mutate,
+    raise_fence,
+    refusal,
+    reply,
+    write_lease,
+)
+from reconciler.helper.readings import classify_holder, unit_phase
+from reconciler.helper.records import (
+    CONFIG_KEY,
+    INVOCATION,
+    PERMANENT,
+    RECORD_VERSION,
+    REVISION_ID,
+    STATE,
+    TRIAL,
+    USER_NAME,
+    VARIABLE,
+    WIRE_FORMAT,
+    absolute_path,
+    bad,
+    bound_gpus,
+    drop_in_path,
+    encoded,
+    flag_path,
+    known_value,
+    lease_path,
+    living_lease,
+    matching,
+    number_of,
+    read_json,
+    record_of,
+    server_of_unit,
+    sha256_of,
+    state_path,
+    text_of,
+    texts_of,
+    unit_name,
+    whole_of,
+)
+
+HISTORY_KEPT = 200
+INVOCATIONS_KEPT = 20
+REJECTED_KEPT = 50
+PRODUCED_KEPT = 200
+GOOD_KEPT = 5  # Revisions that once passed and can be gone back to; the promise is at least three.
+SNAPSHOT_CAP = 4096
+SIGNALS = {"TERM": 15, "KILL": 9}
+SECRET_PLACES = ("/etc/reconciler/", "/run/secrets/")
+
+
+def answer(request: Dict[str, Any], machine: Machine, program: Optional[str]) -> Dict[str, Any]:
+    """Do what a request asks, and return the answer. Nothing is raised for what a request can cause.
+
+    `program` is the path of the installed helper, or None when it came over the wire: then it may only
+    look, enrol, or take itself away.
+    """
+    try:
+        if not isinstance(request, dict) or request.get("format") != WIRE_FORMAT:
+            raise Refused("BadRequest", f"this helper speaks format {WIRE_FORMAT}")
+        name = request.get("verb")
+        entry = VERBS.get(name) if isinstance(name, str) else None
+        if entry is None:
+            raise Refused("BadRequest", f"there is no verb {str(name)[:40]!r}")
+        kind, verb = entry
+        if kind == READ:
+            data = verb(machine, record_of(request.get("args"), "args"))
+            return reply(request, machine, "done", data)
+        if program is None and kind != HOST:
+            raise Refused("NotInstalled", "the helper is not installed here; enrol the host first")
+    except Refused as refused:
+        return refusal(request if isinstance(request, dict) else {}, machine, refused)
+    except OSError as error:
+        return reply(request, machine, "failed", {}, "OSError", str(error))
+    return mutate(request, machine, verb, kind)
+
+
+# -- lease and records -------------------------------------------------------------------------------
+
+
+def claim_lease(act: Act) -> Dict[str, Any]:
+    """Take, renew or give back the lease on a server."""
+    machine, args = act.machine, act.args
+    ttl_s = number_of(args.get("ttl_s"), "ttl_s", 0, LEASE_TTL_CAP_S)
+    if act.request.get("fence") is not None:
+        return renew(act, ttl_s)
+    holder = text_of(args.get("holder"), "holder")
+    if not 1 <= len(holder) <= 200:
+        raise bad("holder is empty or too long")
+    lease = living_lease(machine, act.server)
+    if lease is not None:
+        mine = lease.get("holder") == holder and args.get("takeover") is True
+        if not mine:
+            left = lease["expires_boottime"] - machine.boottime()
+            raise Refused(
+                "LeaseHeld",
+                f"{act.server} is being changed by {lease.get('holder')} for at most {left:.0f} s",
+                holder=lease.get("holder"),
+                expires_in_s=left,
+            )
+    return raise_fence(act, holder, ttl_s)
+
+
+def renew(act: Act, ttl_s: float) -> Dict[str, Any]:
+    """Give the current lease a new end, or give it back with `ttl_s` 0."""
+    machine = act.machine
+    fence = current_fence(act.request, machine, act.server)
+    lease = living_lease(machine, act.server)
+    if ttl_s == 0:
+        act.changes.remove(lease_path(act.server))
+        return {"fence": None, "boot_id": machine.boot_id(), "boottime": machine.boottime()}
+    if lease is None:
+        raise Refused("LeaseExpired", f"the lease on {act.server} has run out; claim it again")
+    deadline = act.record("deadline")
+    if deadline is not None and deadline.get("boot_id") == machine.boot_id():
+        due = machine.boottime() + ttl_s + float(deadline.get("grace_s", 0))
+        if due > float(deadline["due_boottime"]):
+            act.changes.put_record(act.server, "deadline", dict(deadline, due_boottime=due))
+    return write_lease(act, fence, ttl_s)
+
+
+def write_record(act: Act) -> Dict[str, Any]:
+    """Write or remove one of the records that the controller keeps on the host."""
+    name, content = act.args.get("name"), act.args.get("content")
+    if content is not None and not isinstance(content, dict):
+        raise bad("content is neither an object nor null")
+    if not isinstance(name, str):
+        raise bad("name is not a text")
+    if name == "history":
+        return append_history(act, record_of(content, "content"))
+    if name == "bindings":
+        return bind(act, record_of(content, "content"))
+    if name.startswith("revisions/") and name.endswith("/gate"):
+        revision = matching(REVISION_ID, name[len("revisions/") : -len("/gate")], "revision")
+        kept = f"revisions/{revision}/gate"
+        act.changes.put_record(act.server, kept, {"gate": record_of(content, "content")})
+        return {}
+    if name.startswith("rejected/"):
+        matching(REVISION_ID, name[len("rejected/") :], "revision")
+        forget_rejections(act)
+    elif name not in ("attempted", "hold", "intent"):
+        raise bad(f"there is no record {name[:80]!r} to write")
+    if content is None:
+        act.changes.drop_record(act.server, name)
+        return {}
+    if name == "intent":
+        content = dict(content, boot_id=act.machine.boot_id(), at=act.machine.walltime())
+    act.changes.put_record(act.server, name, content)
+    return {}
+
+
+def append_history(act: Act, entry: Dict[str, Any]) -> Dict[str, Any]:
+    """Append one finished rollout; the newest HISTORY_KEPT stay."""
+    path = state_path(act.server, "history.ndjson")
+    lines = (act.machine.read(path) or b"").splitlines()
+    line = encoded(dict(entry, version=RECORD_VERSION, at=act.machine.walltime()))
+    kept = [*lines, line][-HISTORY_KEPT:]
+    act.changes.write(path, b"\n".join(kept) + b"\n")
+    return {}
+
+
+def forget_rejections(act: Act) -> None:
+    """Keep the number of remembered rejections bounded, whichever they are: retrying is safe, a full disk is not."""
+    names = act.machine.listdir(state_path(act.server, "rejected"))
+    for name in names[: max(0, len(names) - REJECTED_KEPT)]:
+        act.changes.remove(state_path(act.server, f"rejected/{name}"))
+
+
+def bind(act: Act, content: Dict[str, Any]) -> Dict[str, Any]:
+    """Bind a server to its unit and GPUs on this host."""
+    unit = unit_name(content.get("unit"))
+    if not isinstance(content.get("gpus"), list):
+        raise bad("gpus is not a list")
+    uuids = bound_gpus(content)
+    if content.get("gid") is not None:
+        whole_of(content["gid"], "gid", 1, 2**31)
+    other = server_of_unit(act.machine, unit)
+    if other not in (None, act.server):
+        raise Refused("UnitBound", f"{unit} belongs to {other} on this host", server=other)
+    host = read_json(act.machine, f"{STATE}/host.json") or {}
+    if unit in (host.get("protect") or []):
+        raise Refused("Protected", f"{unit} is on this host's list of what is never touched")
+    old = act.record("bindings")
+    if old is not None and act.args.get("rebind") is not True:
+        was = (old.get("unit"), sorted(bound_gpus(old)))
+        if was != (unit, sorted(uuids)):
+            raise Refused(
+                "BindingChanged",
+                f"{act.server} is bound to {was[0]} on {', '.join(was[1]) or 'no GPU'}",
+                unit=was[0],
+                gpus=was[1],
+            )
+    act.changes.put_record(act.server, "bindings", content)
+    return {}
+
+
+def learn_idle(act: Act) -> Dict[str, Any]:
+    """Learn what this server's idle GPUs use, for those without a baseline of this driver."""
+    bindings = act.record("bindings")
+    return {"baselines": learn_baselines(act.machine, act.changes, bound_gpus(bindings))}
+
+
+# -- disarm, stop, signal ----------------------------------------------------------------------------
+
+
+def disarm_unit(act: Act) -> Dict[str, Any]:
+    """Make the unit stay down once it is stopped, and record what runs and until when it may stay so."""
+    machine, args, changes = act.machine, act.args, act.changes
+    unit = act.bound_unit()
+    stop_s = number_of(args.get("stop_timeout_s"), "stop_timeout_s", 1, 86400)
+    after_s = number_of(args.get("deadline_s"), "deadline_s", 1, 7 * 86400)
+    grace_s = number_of(args.get("grace_s"), "grace_s", 0, 86400)
+    props = phase_reading(machine.unit(unit), unit)
+    refuse_masked(props, unit)
+    refuse_links(machine, unit)
+    act.before = state_of(props)
+    set_deadline(act, unit, props, after_s, grace_s)
+    take_snapshot(act, unit, props)
+    flag = f"{act.server}\n".encode()
+    changes.write(flag_path(unit), flag)
+    changes.write(drop_in_path(unit), disarm_text(unit, stop_s).encode(), 0o644)
+    changes.reload()
+    now = phase_reading(machine.unit(unit), unit)
+    want_us = int(round(stop_s * 1_000_000))
+    effective = (
+        now.get("Restart") == "no"
+        and now.get("TimeoutStopUSec") == want_us
+        and drop_in_path(unit) in (now.get("DropInPaths") or [])
+    )
+    absent = now.get("LoadState") == "not-found" and now.get("ActiveState") in (
+        "inactive",
+        "failed",
+    )
+    if not effective and not absent:
+        raise Refused(
+            "NotEffective",
+            f"{unit} still has Restart={now.get('Restart')} and a stop timeout of "
+            f"{now.get('TimeoutStopUSec')} us: another drop-in wins; ours was taken away again",
+            restart=now.get("Restart"),
+            timeout_stop_us=now.get("TimeoutStopUSec"),
+            drop_ins=now.get("DropInPaths"),
+        )
+    act.after = state_of(now)
+    return {
+        "restart": now.get("Restart"),
+        "timeout_stop_us": now.get("TimeoutStopUSec"),
+        "invocation": now.get("InvocationID") or "",
+        "main_pid": now.get("MainPID"),
+    }
+
+
+def disarm_text(unit: str, stop_s: float) -> str:
+    """Return the drop-in that keeps a unit down: no restart, our stop timeout, and no start but ours."""
+    return (
+        "# Written by reconcile for the time of a rollout.\n"
+        f"[Unit]\nConditionPathExists=!{flag_path(unit)}\n"
+        f"[Service]\nRestart=no\nTimeoutStopSec={int(round(stop_s * 1_000_000))}us\n"
+    )
+
+
+def set_deadline(
+    act: Act, unit: str, props: Dict[str, Any], after_s: float, grace_s: float
+) -> None:
+    """Record when the host goes back by itself. Whether the unit ran stays what the first disarm saw."""
+    machine = act.machine
+    old = act.record("deadline")
+    applied = act.record("applied") or {}
+    was_up = unit_phase(props) in ("running", "starting", "looping", "stopping")
+    act.changes.put_record(
+        act.server,
+        "deadline",
+        {
+            "unit": unit,
+            "boot_id": machine.boot_id(),
+            "due_boottime": machine.boottime() + after_s,
+            "grace_s": grace_s,
+            "revision": applied.get("revision"),
+            "was_up": was_up if old is None else bool(old.get("was_up")),
+        },
+    )
+
+
+def take_snapshot(act: Act, unit: str, props: Dict[str, Any]) -> None:
+    """Record the unit's processes, beside those recorded earlier in this rollout: they stay ours."""
+    machine = act.machine
+    group = props.get("ControlGroup") or ""
+    found = known_value(machine.processes(group), "the unit's processes") if group else []
+    old = act.record("snapshot") or {}
+    kept = old.get("processes", []) if old.get("boot_id") == machine.boot_id() else []
+    seen = {(p["pid"], p["start_ticks"]) for p in found}
+    both = [p for p in kept if (p["pid"], p["start_ticks"]) not in seen]
+    both += [
+        {key: p.get(key) for key in ("pid", "start_ticks", "uid", "exe", "comm")} for p in found
+    ]
+    snapshot = {
+        "unit": unit,
+        "boot_id": machine.boot_id(),
+        "invocation": props.get("InvocationID") or old.get("invocation") or "",
+        "control_group": group or old.get("control_group") or "",
+        "processes": both[-SNAPSHOT_CAP:],
+    }
+    act.changes.put_record(act.server, "snapshot", snapshot)
+    remember_invocation(act, props, found)
+
+
+def remember_invocation(act: Act, props: Dict[str, Any], processes: List[Dict[str, Any]]) -> None:
+    """Record one run of the unit: what an escaped process of it can later be recognised by."""
+    invocation, main = props.get("InvocationID"), props.get("MainPID")
+    process = next((p for p in processes if p["pid"] == main), None)
+    if not invocation or process is None:
+        return
+    record = act.record("invocations") or {}
+    runs = [r for r in record.get("invocations") or [] if r.get("invocation") != invocation]
+    runs.append(
+        {
+            "invocation": invocation,
+            "boot_id": act.machine.boot_id(),
+            "main_pid": main,
+            "main_start_ticks": process["start_ticks"],
+            "uid": process["uid"],
+            "gid": process["gid"],
+            "mount_ns": process["mount_ns"],
+            "cgroup": props.get("ControlGroup"),
+        }
+    )
+    act.changes.put_record(act.server, "invocations", {"invocations": runs[-INVOCATIONS_KEPT:]})
+
+
+def stop_unit(act: Act) -> Dict[str, Any]:
+    """Queue the stop of one run of the unit; done at once when it is down."""
+    machine = act.machine
+    unit = act.bound_unit()
+    asked = act.args.get("invocation")
+    props = phase_reading(machine.unit(unit), unit)
+    phase = unit_phase(props)
+    act.before = state_of(props)
+    if phase in ("down", "not-found"):
+        return {"stopping": False}
+    if phase == "running" and props.get("InvocationID") != asked:
+        raise Refused(
+            "InvocationChanged",
+            f"{unit} runs under another invocation than the one to stop",
+            invocation=props.get("InvocationID"),
+        )
+    group = props.get("ControlGroup") or ""
+    if group:
+        remember_invocation(act, props, machine.processes(group).get("known") or [])
+    machine.stop(unit)
+    return {"stopping": True}
+
+
+def signal_left_overs(act: Act) -> Dict[str, Any]:
+    """Signal left-overs that are proven to be the server's own, one by one or as its control group (S3)."""
+    machine, args = act.machine, act.args
+    unit = act.bound_unit()
+    name = args.get("signal")
+    if name not in SIGNALS:
+        raise bad("signal is neither TERM nor KILL")
+    number = SIGNALS[name]
+    targets = []
+    for target in args.get("targets") or []:
+        asked = record_of(target, "target")
+        pid = whole_of(asked.get("pid"), "pid", 2, 2**31)
+        targets.append((pid, whole_of(asked.get("start_ticks"), "start_ticks", 0, 2**63)))
+    props = phase_reading(machine.unit(unit), unit)
+    phase = unit_phase(props)
+    if phase in ("running", "starting", "looping"):
+        raise Refused("UnitActive", f"{unit} is {phase}: what runs in it is no left-over")
+    act.before = state_of(props)
+    group = left_over_group(act, unit, props)
+    results = signal_owned(act, unit, group, targets, number)
+    data: Dict[str, Any] = {"results": results}
+    if args.get("group") is True:
+        data["group"] = kill_left_over_group(act, phase, group, name)
+    act.after = dict(data)
+    return data
+
+
+def left_over_group(act: Act, unit: str, props: Dict[str, Any]) -> str:
+    """Return the unit's control group, also after systemd has forgotten it."""
+    snapshot = act.record("snapshot") or {}
+    group = props.get("ControlGroup") or ""
+    if not group and snapshot.get("boot_id") == act.machine.boot_id():
+        group = snapshot.get("control_group") or ""
+    return group if group.endswith(f"/{unit}") else ""
+
+
+def signal_owned(
+    act: Act, unit: str, group: str, targets: List[Tuple[int, int]], number: int
+) -> List[Dict[str, Any]]:
+    """Classify each target afresh and signal those that are owned at this instant."""
+    machine = act.machine
+    if not targets:
+        return []
+    scan = known_value(machine.holders(), "who holds the GPUs")
+    inside = known_value(machine.processes(group), "the unit's processes") if group else []
+    present = {(p["pid"], p["start_ticks"]): p for p in [*scan["holders"], *inside]}
+    context = holder_context(machine, act.server, unit, group)
+    results = []
+    for pid, start_ticks in targets:
+        process = present.get((pid, start_ticks))
+        if process is None:
+            results.append({"pid": pid, "result": "gone"})
+            continue
+        cls, why = classify_holder(process, context)
+        if cls == "owned":
+            result = machine.signal(pid, start_ticks, number)
+        else:
+            result = f"refused: {cls}: {why}"
+        results.append({"pid": pid, "result": result})
+    return results
+
+
+def kill_left_over_group(act: Act, phase: str, group: str, name: str) -> str:
+    """Kill what is left in the control group of a unit that is down."""
+    if name != "KILL" or phase not in ("down", "not-found"):
+        return "refused: only KILL, and only when the unit is down"
+    if not group:
+        return "gone"
+    if not known_value(act.machine.processes(group), "the unit's processes"):
+        return "gone"
+    return act.machine.kill_group(group)
+
+
+# -- install, remove, start --------------------------------------------------------------------------
+
+
+def install_unit(act: Act) -> Dict[str, Any]:
+    """Put a unit file where systemd finds it, and make sure that systemd will run exactly that (S24)."""
+    machine, args, changes = act.machine, act.args, act.changes
+    unit = act.bound_unit()
+    revision = matching(REVISION_ID, args.get("revision"), "revision")
+    place = args.get("place")
+    if place not in ("trial", "permanent"):
+        raise bad("place is neither trial nor permanent")
+    data = text_of(args.get("text"), "text").encode()
+    argv = texts_of(args.get("argv"), "argv")
+    environment = texts_of(args.get("environment"), "environment")
+    saved = saved_digest(args)
+    path = f"{TRIAL if place == 'trial' else PERMANENT}/{unit}"
+    props = phase_reading(machine.unit(unit), unit)
+    refuse_masked(props, unit)
+    refuse_links(machine, unit)
+    act.before = {"fragment": props.get("FragmentPath"), "sha": digest_at(machine, path)}
+    check_ours(act, unit, path, data, saved)
+    keep_revision(act, revision, data, args.get("server_json"))
+    make_secrets(act, args.get("secrets") or [])
+    remember_produced(act, data)
+    changes.write(path, data, 0o644)
+    changes.reload()
+    check_effective(machine, unit, path, argv, environment)
+    act.after = {"fragment": path, "sha": sha256_of(data)}
+    return {"fragment": path}
+
+
+def saved_digest(args: Dict[str, Any]) -> Optional[str]:
+    """Return the digest of the foreign file that a person has agreed to have replaced."""
+    value = args.get("saved_sha")
+    return None if value is None else matching(REVISION_ID, value, "saved_sha")
+
+
+def refuse_masked(props: Dict[str, Any], unit: str) -> None:
+    """Refuse a unit that somebody has masked: it is their decision (F63)."""
+    if props.get("LoadState") == "masked":
+        raise Refused("MaskedUnit", f"{unit} is masked; unmask it yourself if that is meant")
+
+
+def refuse_links(machine: Machine, unit: str) -> None:
+    """Refuse a unit one of whose files is a symbolic link or no file: writing would go elsewhere."""
+    for path in (f"{TRIAL}/{unit}", f"{PERMANENT}/{unit}", drop_in_path(unit)):
+        kind = machine.kind(path)
+        if kind not in ("missing", "file"):
+            raise Refused("SymlinkedUnit", f"{path} is a {kind}, not a file", path=path, kind=kind)
+
+
+def digest_at(machine: Machine, path: str) -> Optional[str]:
+    """Return the digest of a file, None when it is missing."""
+    data = machine.read(path)
+    return None if data is None else sha256_of(data)
+
+
+def check_ours(act: Act, unit: str, path: str, data: bytes, saved: Optional[str]) -> None:
+    """Refuse to overwrite a file that we did not produce, unless a person named these very bytes (S7)."""
+    machine = act.machine
+    present = machine.read(path)
+    files = machine.unit_files(unit).get("known") or {}
+    package = files.get("package")
+    if package:
+        raise Refused("PackagedUnit", f"{unit} belongs to the package {package}", package=package)
+    if present is None or present == data or same_bytes(present, produced_by(machine, act.server)):
+        return
+    if sha256_of(present) != saved:
+        raise Refused(
+            "NotOurs",
+            f"{path} was not written by reconcile; adopt it or move it away",
+            path=path,
+            sha=sha256_of(present),
+        )
+    act.changes.write(state_path(act.server, "original/unit.service"), present)
+    act.changes.put_record(
+        act.server, "original/drop-ins", {"path": path, "drop_ins": files.get("drop_ins", [])}
+    )
+
+
+def keep_revision(act: Act, revision: str, data: bytes, server_json: Any) -> None:
+    """Record the full content of a revision before any of it is used (S5)."""
+    folder = f"revisions/{revision}"
+    act.changes.write(state_path(act.server, f"{folder}/unit.service"), data)
+    content = {"server": record_of(server_json, "server_json")}
+    act.changes.put_record(act.server, f"{folder}/server", content)
+
+
+def remember_produced(act: Act, data: bytes) -> None:
+    """Record the digest of bytes that we are about to write."""
+    digests = produced_by(act.machine, act.server)
+    digest = sha256_of(data)
+    if digest not in digests:
+        kept = [*digests, digest][-PRODUCED_KEPT:]
+        act.changes.put_record(act.server, "produced", {"sha256": kept})
+
+
+def check_effective(
+    machine: Machine, unit: str, path: str, argv: List[str], environment: List[str]
+) -> None:
+    """Compare what systemd has loaded with what was asked for.
+
+    systemd keeps `$$` in a loaded argument and resolves it when it starts the program, so a literal
+    dollar is expected doubled; a single one would be a variable.
+    """
+    props = phase_reading(machine.unit(unit), unit)
+    command = known_value(machine.unit_command(unit), f"the command of {unit}")
+    wanted = [argument.replace("$", "$$") for argument in argv]
+    differs = []
+    if props.get("LoadState") != "loaded":
+        differs.append(f"the unit is {props.get('LoadState')}")
+    if props.get("FragmentPath") != path:
+        differs.append(f"systemd uses {props.get('FragmentPath')}")
+    if command.get("argv") != wanted:
+        differs.append("another command line is loaded")
+    if sorted(command.get("environment") or []) != sorted(environment):
+        differs.append("another environment is loaded")
+    if differs:
+        raise Refused(
+            "EffectiveDiffers",
+            f"systemd would not run {unit} as rendered: {'; '.join(differs)}. It was put back",
+            differs=differs,
+            argv=command.get("argv"),
+        )
+
+
+def make_secrets(act: Act, secrets: Any) -> None:
+    """Make the files that carry a server's secrets, from files on this host; no value is ever answered."""
+    if not isinstance(secrets, list):
+        raise bad("secrets is not a list")
+    for asked in secrets:
+        wanted = record_of(asked, "secret")
+        form, user = wanted.get("form"), wanted.get("user")
+        if form not in ("env", "yaml"):
+            raise bad("form is neither env nor yaml")
+        owner: Dict[str, Any] = {"uid": 0, "gid": 0}
+        if user is not None:
+            name = matching(USER_NAME, user, "user")
+            found = known_value(act.machine.user(name), f"user {name}")
+            if found is None:
+                raise Refused("NoSuchUser", f"there is no user {name} on this host")
+            owner = found
+        lines = []
+        for key, path in sorted(record_of(wanted.get("entries"), "entries").items()):
+            matching(VARIABLE if form == "env" else CONFIG_KEY, key, "secret name")
+            value = secret_value(act, absolute_path(path, "secret file"), owner)
+            lines.append(env_line(key, value) if form == "env" else f"{key}: {json.dumps(value)}\n")
+        # systemd reads EnvironmentFile= as root; the engine reads its own configuration.
+        uid, gid = (owner["uid"], owner["gid"]) if form == "yaml" else (0, 0)
+        path = state_path(act.server, f"secrets.{form}")
+        act.changes.write(path, "".join(lines).encode(), 0o600, uid, gid)
+
+
+def secret_value(act: Act, path: str, owner: Dict[str, Any]) -> str:
+    """Return what a secret file holds, if the server's user may have it.
+
+    The repository names the path, and this runs as root: so only the operator's own places, or what the
+    server's user owns anyway, can be read in this way.
+    """
+    stat = known_value(act.machine.stat(path), path)
+    if stat.get("kind") != "file":
+        raise Refused("SecretMissing", f"{path} is not a file on this host", path=path)
+    if not path.startswith(SECRET_PLACES) and (
+        owner["uid"] == 0 or stat.get("uid") != owner["uid"]
+    ):
+        raise Refused(
+            "SecretPlace",
+            f"{path} is neither under {' or '.join(SECRET_PLACES)} nor owned by the server's user",
+            path=path,
+        )
+    data = act.machine.read(path)
+    try:
+        value = (data or b"").decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        value = ""
+    if not value or any(ord(c) < 32 or ord(c) == 127 for c in value):
+        raise Refused("SecretUnusable", f"{path} is empty, or not one line of text", path=path)
+    return value
+
+
+def env_line(name: str, value: str) -> str:
+    """Return one line of an EnvironmentFile: in double quotes, these four characters are escaped."""
+    for special in ("\\", '"', "$", "`"):
+        value = value.replace(special, "\\" + special)
+    return f'{name}="{value}"\n'
+
+
+def remove_files(act: Act) -> Dict[str, Any]:
+    """Take away files that we wrote, each only when its bytes are ours."""
+    machine, changes = act.machine, act.changes
+    unit = act.bound_unit()
+    what = texts_of(act.args.get("what"), "what")
+    ours = produced_by(machine, act.server)
+    places = {"trial": f"{TRIAL}/{unit}", "permanent": f"{PERMANENT}/{unit}"}
+    for item in what:
+        if item in places:
+            remove_unit_file(act, places[item], ours)
+            if item == "permanent":
+                changes.disable(unit)
+        elif item == "disarm":
+            changes.remove(drop_in_path(unit), 0o644)
+        elif item == "flag":
+            changes.remove(flag_path(unit))
+        else:
+            raise bad(f"there is nothing called {item[:40]!r} to remove")
+    changes.reload()
+    return {}
+
+
+def remove_unit_file(act: Act, path: str, ours: List[str]) -> None:
+    """Remove a unit file that we produced; a missing one is fine, another's is refused."""
+    kind = act.machine.kind(path)
+    if kind == "missing":
+        return
+    if kind != "file":
+        raise Refused("SymlinkedUnit", f"{path} is a {kind}, not a file", path=path, kind=kind)
+    if not same_bytes(act.machine.read(path), ours):
+        raise Refused("NotOurs", f"{path} was not written by reconcile", path=path)
+    act.changes.remove(path, 0o644)
+
+
+def start_unit(act: Act) -> Dict[str, Any]:
+    """Queue the unit's start; a no-op when it runs already under another invocation than the previous."""
+    machine = act.machine
+    unit = act.bound_unit()
+    previous = act.args.get("previous_invocation")
+    if previous not in (None, ""):
+        matching(INVOCATION, previous, "previous_invocation")
+    props = phase_reading(machine.unit(unit), unit)
+    phase = unit_phase(props)
+    act.before = state_of(props)
+    invocation = props.get("InvocationID") or ""
+    if phase in ("running", "starting") and props.get("ActiveState") != "inactive":
+        if invocation and invocation != (previous or ""):
+            act.changes.remove(flag_path(unit))
+            return {"started": False, "invocation": invocation}
+        raise Refused("StillActive", f"{unit} still runs under the previous invocation")
+    if phase not in ("down", "starting"):
+        raise Refused("NotDown", f"{unit} is {phase}; it cannot be started now")
+    act.changes.remove(flag_path(unit))
+    if f"reconciler-guard@{unit[: -len('.service')]}.service" not in (props.get("Requires") or []):
+        try:
+            check_start(machine, act.server, unit)
+        except Refused as refused:
+            raise Refused("GuardRefused", refused.message, why=refused.reason) from refused
+        write_claims(machine, act.server, unit)
+    if props.get("ActiveState") == "failed":
+        machine.reset_failed(unit)
+    machine.start(unit)
+    return {"started": True, "invocation": invocation}
+
+
+# -- deadline, commit, settle ------------------------------------------------------------------------
+
+
+def move_deadline(act: Act) -> Dict[str, Any]:
+    """Set or take away the moment at which the host goes back by itself."""
+    after_s = act.args.get("after_s")
+    if after_s is None:
+        act.changes.drop_record(act.server, "deadline")
+        return {"due_boottime": None}
+    number_of(after_s, "after_s", 1, 7 * 86400)
+    grace_s = number_of(act.args.get("grace_s"), "grace_s", 0, 86400)
+    bindings = act.record("bindings")
+    if bindings is None:
+        raise Refused("NotBound", f"{act.server} has no bindings on this host; record them first")
+    unit = str(bindings["unit"])
+    set_deadline(act, unit, phase_reading(act.machine.unit(unit), unit), after_s, grace_s)
+    return {"due_boottime": act.machine.boottime() + after_s}
+
+
+def commit_revision(act: Act) -> Dict[str, Any]:
+    """Make what runs the server's applied revision, in one transaction whose commit point is `applied.json`.
+
+    Until that record is written, all that is undone is what was written before; from then on a repeat,
+    or the tick, only finishes the clearing away.
+    """
+    machine, args, changes = act.machine, act.args, act.changes
+    unit = act.bound_unit()
+    revision = matching(REVISION_ID, args.get("revision"), "revision")
+    invocation = matching(INVOCATION, args.get("invocation"), "invocation")
+    data = text_of(args.get("text"), "text").encode()
+    content = record_of(args.get("applied"), "applied")
+    props = phase_reading(machine.unit(unit), unit)
+    refuse_masked(props, unit)
+    refuse_links(machine, unit)
+    if unit_phase(props) != "running" or props.get("InvocationID") != invocation:
+        raise Refused(
+            "InvocationChanged",
+            f"{unit} is {unit_phase(props)} under another invocation than the one that passed",
+            invocation=props.get("InvocationID"),
+        )
+    if machine.read(props.get("FragmentPath") or "/nonexistent") != data:
+        raise Refused("EffectiveDiffers", f"{unit} does not run from the text to be committed")
+    old = act.record("applied") or {}
+    act.before = {"revision": old.get("revision"), "invocation": old.get("invocation")}
+    permanent = f"{PERMANENT}/{unit}"
+    check_ours(act, unit, permanent, data, saved_digest(args))
+    if args.get("gate") is not None:
+        gate = {"gate": record_of(args["gate"], "gate")}
+        changes.put_record(act.server, f"revisions/{revision}/gate", gate)
+    remember_produced(act, data)
+    changes.write(permanent, data, 0o644)
+    changes.enable(unit)
+    group = props.get("ControlGroup") or ""
+    remember_invocation(act, props, machine.processes(group).get("known") or [] if group else [])
+    good = [old.get("revision"), *(old.get("good") or [])]
+    applied = dict(
+        content,
+        revision=revision,
+        invocation=invocation,
+        boot_id=machine.boot_id(),
+        at=machine.walltime(),
+        good=[g for i, g in enumerate(good) if g and g != revision and g not in good[:i]][
+            :GOOD_KEPT
+        ],
+    )
+    changes.put_record(act.server, "applied", applied)
+    arm_again(act, unit)
+    now = phase_reading(machine.unit(unit), unit)
+    if now.get("FragmentPath") != permanent or now.get("InvocationID") != invocation:
+        raise Refused(
+            "EffectiveDiffers",
+            f"systemd uses {now.get('FragmentPath')} for {unit}; the commit was put back",
+            fragment=now.get("FragmentPath"),
+        )
+    drop_rollout(act)
+    forget_revisions(act, applied)
+    act.after = {"revision": revision, "invocation": invocation}
+    return {"applied": dict(applied, version=RECORD_VERSION)}
+
+
+def arm_again(act: Act, unit: str) -> None:
+    """Take away what a rollout keeps in force in systemd: trial, disarming drop-in and flag."""
+    changes = act.changes
+    trial = f"{TRIAL}/{unit}"
+    if act.machine.kind(trial) == "file":
+        changes.remove(trial, 0o644)
+    changes.remove(drop_in_path(unit), 0o644)
+    changes.remove(flag_path(unit))
+    changes.reload()
+
+
+def drop_rollout(act: Act) -> None:
+    """Take away the records of a rollout that has ended; the deadline last, so that a cut is looked after."""
+    for name in ("intent", "snapshot", "revert", "deadline"):
+        act.changes.drop_record(act.server, name)
+
+
+def forget_revisions(act: Act, applied: Dict[str, Any]) -> None:
+    """Keep the content of the applied, the attempted and the last good revisions; forget the others."""
+    machine = act.machine
+    attempted = act.record("attempted") or {}
+    kept = {applied["revision"], attempted.get("revision"), *applied["good"]}
+    folder = state_path(act.server, "revisions")
+    for name in machine.listdir(folder):
+        if REVISION_ID.fullmatch(name) and name not in kept:
+            machine.remove_tree(f"{folder}/{name}")
+
+
+def settle_stopped(act: Act) -> Dict[str, Any]:
+    """End a rollout to `stopped`: nothing runs, nothing will start it, the content stays."""
+    unit = act.bound_unit()
+    if act.args.get("what") != "stopped":
+        raise bad("what is not 'stopped'")
+    props = phase_reading(act.machine.unit(unit), unit)
+    if unit_phase(props) not in ("down", "not-found"):
+        raise Refused("UnitActive", f"{unit} is {unit_phase(props)}")
+    act.before = state_of(props)
+    if act.machine.kind(f"{PERMANENT}/{unit}") == "file":
+        act.changes.disable(unit)
+    arm_again(act, unit)
+    drop_rollout(act)
+    return {}
+
+
+def state_of(props: Dict[str, Any]) -> Dict[str, Any]:
+    """Return a unit's state in short, for the journal."""
+    return {
+        "state": f"{props.get('ActiveState')}/{props.get('SubState')}",
+        "invocation": props.get("InvocationID") or "",
+        "main_pid": props.get("MainPID"),
+    }
+
+
+VERBS: Dict[str, Tuple[str, Callable[..., Dict[str, Any]]]] = {
+    "observe": (READ, observe_host),
+    "fetch": (READ, fetch_local),
+    "journal": (READ, read_journal_lines),
+    "read-record": (READ, read_content),
+    "check-flags": (READ, check_flags),
+    "release-check": (READ, check_release),
+    "claim": (CLAIM, claim_lease),
+    "record": (FENCED, write_record),
+    "learn": (FENCED, learn_idle),
+    "disarm": (FENCED, disarm_unit),
+    "stop": (FENCED, stop_unit),
+    "signal": (FENCED, signal_left_overs),
+    "install": (FENCED, install_unit),
+    "remove": (FENCED, remove_files),
+    "start": (FENCED, start_unit),
+    "deadline": (FENCED, move_deadline),
+    "commit": (FENCED, commit_revision),
+    "settle": (FENCED, settle_stopped),
+    "enrol": (HOST, enrol),
+    "unenrol": (HOST, unenrol),
+}
+"""Each verb with its kind: what a request must bring before it is let through (`protocol.py`)."""
+
+__all__ = ["VERBS", "answer"]

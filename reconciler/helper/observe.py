@@ -1,0 +1,381 @@
+"""The verbs that only look: observe, fetch, journal, read-record, check-flags, release-check.
+
+Each section is a reading; what may not be read or did not answer is unknown and says why. All of them
+work carried and without privilege, then with many unknowns. Part of the shipped helper: Python 3.9,
+standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Dict, List, Optional
+
+from reconciler.helper.machine import Machine, Reading, Refused
+from reconciler.helper.records import (
+    GPU_ID,
+    INVOCATION,
+    LIB,
+    PERMANENT,
+    REVISION_ID,
+    SERVER_NAME,
+    STATE,
+    TRIAL,
+    UNIT_NAME,
+    USER_NAME,
+    absolute_path,
+    bad,
+    baselines_on,
+    flag_path,
+    lease_path,
+    matching,
+    number_of,
+    read_json,
+    read_record,
+    reading_of,
+    record_of,
+    sha256_of,
+    state_path,
+    texts_of,
+    whole_of,
+)
+
+HELPER_FILE = re.compile(r"helper-([0-9a-f]{12})\.py")
+CONTAINER_GROUP = re.compile(r"docker|libpod|containerd|crio|kubepods|lxc|machine\.slice|buildkit")
+GUARD_UNIT_FILE = f"{PERMANENT}/reconciler-guard@.service"
+TICK_TIMER_FILE = f"{PERMANENT}/reconciler-tick.timer"
+LINES_CAP = 500
+SERVER_RECORDS = (
+    "applied",
+    "attempted",
+    "intent",
+    "fence",
+    "deadline",
+    "bindings",
+    "hold",
+    "guard",
+    "revert",
+    "snapshot",
+    "invocations",
+)
+NOT_ASKED = {"unknown": "not asked for"}
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def observe_host(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Return everything that one pass needs to know of this layer."""
+    wants_gpus = args.get("gpus", True) is True
+    holders = machine.holders() if wants_gpus else NOT_ASKED
+    return {
+        "identity": machine.identity(),
+        "installed": reading_of(lambda: installed_on(machine)),
+        "gpus": machine.gpus() if wants_gpus else NOT_ASKED,
+        "apps": machine.apps() if wants_gpus else NOT_ASKED,
+        "holders": holders,
+        "baselines": reading_of(lambda: baselines_on(machine)),
+        "kernel": machine.kernel_log(cursor_in(args)),
+        "disk": {path: free_bytes(machine, path) for path in ("/etc", "/var/lib", "/run")},
+        "containers_with_gpus": containers_among(holders),
+        "paths": {
+            path: machine.stat(absolute_path(path))
+            for path in texts_of(args.get("paths") or [], "paths")
+        },
+        "users": {
+            name: machine.user(matching(USER_NAME, name, "user"))
+            for name in texts_of(args.get("users") or [], "users")
+        },
+        "host": reading_of(lambda: read_json(machine, f"{STATE}/host.json")),
+        "servers": {
+            matching(SERVER_NAME, asked.get("server"), "server"): observe_server(machine, asked)
+            for asked in (record_of(s, "server") for s in args.get("servers") or [])
+        },
+    }
+
+
+def observe_server(machine: Machine, asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what is there of one server: unit, files, processes, listeners, journal, records."""
+    server = asked["server"]
+    name = matching(UNIT_NAME, asked.get("unit"), "unit name")
+    lines = whole_of(asked.get("invocation_lines", 0), "invocation_lines", 0, LINES_CAP)
+    port = asked.get("port")
+    unit = machine.unit(name)
+    props = unit.get("known") or {}
+    absent = props.get("LoadState") == "not-found"
+    group = props.get("ControlGroup") or ""
+    found: Dict[str, Any] = {
+        "unit": unit,
+        "files": machine.unit_files(name),
+        "command": {"unknown": "there is no such unit"} if absent else machine.unit_command(name),
+        "trial": reading_of(lambda: placed_file(machine, TRIAL, name)),
+        "permanent": reading_of(lambda: placed_file(machine, PERMANENT, name)),
+        "processes": processes_of(machine, unit, group),
+        "listeners": NOT_ASKED,
+        "journal": NOT_ASKED,
+        "records": reading_of(lambda: records_of(machine, server, name)),
+        "history": reading_of(lambda: history_of(machine, server)[-20:]),
+    }
+    if port is not None:
+        number = whole_of(port, "port", 1, 65535)
+        found["listeners"] = machine.listeners(number, int(props.get("MainPID") or 0))
+    if lines:
+        found["journal"] = machine.journal(name, props.get("InvocationID") or None, lines)
+    return found
+
+
+def processes_of(machine: Machine, unit: Reading, group: str) -> Reading:
+    """Return the processes of a unit's control group; without the unit's word they are unknown."""
+    if "known" not in unit:
+        return {"unknown": f"the unit is unknown: {unit.get('unknown')}"}
+    return machine.processes(group) if group else {"known": []}
+
+
+def placed_file(machine: Machine, place: str, unit: str) -> Optional[Dict[str, Any]]:
+    """Return {path, text} of a unit file in one of the two places, None where there is none."""
+    path = f"{place}/{unit}"
+    kind = machine.kind(path)
+    if kind == "missing":
+        return None
+    if kind != "file":
+        return {"path": path, "text": None, "kind": kind}
+    data = machine.read(path)
+    return None if data is None else {"path": path, "text": data.decode("utf-8", "replace")}
+
+
+def records_of(machine: Machine, server: str, unit: str) -> Dict[str, Any]:
+    """Return all that is recorded of a server, None for each record that does not exist."""
+    found: Dict[str, Any] = {name: read_record(machine, server, name) for name in SERVER_RECORDS}
+    found["lease"] = read_json(machine, lease_path(server))
+    rejected = []
+    for name in machine.listdir(state_path(server, "rejected")):
+        revision = name[: -len(".json")]
+        if name.endswith(".json") and REVISION_ID.fullmatch(revision):
+            record = read_record(machine, server, f"rejected/{revision}")
+            if record is not None:
+                rejected.append(dict(record, revision=revision))
+    found["rejected"] = rejected
+    found["revisions"] = [
+        name
+        for name in machine.listdir(state_path(server, "revisions"))
+        if REVISION_ID.fullmatch(name)
+    ]
+    found["disarmed"] = machine.kind(flag_path(unit)) != "missing"
+    found["produced"] = produced_by(machine, server)
+    return found
+
+
+def produced_by(machine: Machine, server: str) -> List[str]:
+    """Return the digests of all unit texts that we ever wrote for a server."""
+    record = read_record(machine, server, "produced")
+    return list((record or {}).get("sha256") or [])
+
+
+def history_of(machine: Machine, server: str) -> List[Dict[str, Any]]:
+    """Return the finished rollouts of a server, oldest first. A cut line is skipped."""
+    return json_lines(machine.read(state_path(server, "history.ndjson")) or b"")
+
+
+def json_lines(data: bytes) -> List[Dict[str, Any]]:
+    """Return the objects in newline-separated JSON, leaving out what is not one."""
+    found = []
+    for line in data.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            found.append(entry)
+    return found
+
+
+def installed_on(machine: Machine) -> Dict[str, Any]:
+    """Return which helpers lie on this host under the digest that their name claims."""
+    digests = []
+    for name in machine.listdir(LIB):
+        match = HELPER_FILE.fullmatch(name)
+        if match and sha256_of(machine.read(f"{LIB}/{name}") or b"")[:12] == match.group(1):
+            digests.append(match.group(1))
+    return {
+        "digests": digests,
+        "guard": machine.kind(GUARD_UNIT_FILE) == "file",
+        "tick": machine.kind(TICK_TIMER_FILE) == "file",
+    }
+
+
+def free_bytes(machine: Machine, path: str) -> Reading:
+    """Return the free space of the file system that holds a path."""
+    stat = machine.stat(path)
+    if "known" not in stat:
+        return stat
+    return {"known": stat["known"].get("free_bytes")}
+
+
+def containers_among(holders: Reading) -> Reading:
+    """Return the control groups of containers that have a GPU open: a daemon-reload may cut them off."""
+    if "known" not in holders:
+        return holders
+    groups = {str(h.get("cgroup") or "") for h in holders["known"].get("holders", [])}
+    return {"known": sorted(g for g in groups if CONTAINER_GROUP.search(g))}
+
+
+def cursor_in(args: Dict[str, Any]) -> Optional[str]:
+    """Return the kernel log cursor of a request."""
+    cursor = args.get("kernel_cursor")
+    if cursor is not None and (not isinstance(cursor, str) or len(cursor) > 512):
+        raise bad("kernel_cursor is not a text")
+    return cursor
+
+
+# -- the smaller ones --------------------------------------------------------------------------------
+
+
+def fetch_local(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the reading of one HTTP request to this layer. `Machine.fetch` knows whether it is."""
+    matching(re.compile(r"[0-9A-Fa-f:.]{2,45}"), args.get("address"), "address")
+    matching(re.compile(r"GET|POST|HEAD"), args.get("method"), "method")
+    matching(re.compile(r"/[!-~]{0,2047}"), args.get("path"), "path")
+    whole_of(args.get("port"), "port", 1, 65535)
+    number_of(args.get("timeout_s"), "timeout_s", 0.01, 600)
+    whole_of(args.get("max_bytes"), "max_bytes", 0, 2 * 1024 * 1024)
+    for key, value in record_of(args.get("headers") or {}, "headers").items():
+        matching(re.compile(r"[A-Za-z0-9-]{1,64}"), key, "header name")
+        matching(re.compile(r"[ -~]{0,1024}"), value, "header value")
+    if args.get("bearer_file") is not None:
+        absolute_path(args["bearer_file"], "bearer_file")
+    return machine.fetch(args)
+
+
+def read_journal_lines(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the last lines of a unit's journal."""
+    name = matching(UNIT_NAME, args.get("unit"), "unit name")
+    invocation = args.get("invocation")
+    if invocation is not None:
+        matching(INVOCATION, invocation, "invocation")
+    lines = whole_of(args.get("lines"), "lines", 1, LINES_CAP)
+    return {"lines": machine.journal(name, invocation, lines)}
+
+
+def read_content(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Return one of the larger records of a server."""
+    server = matching(SERVER_NAME, args.get("server"), "server")
+    name = args.get("name")
+    if name == "journal":
+        return {
+            "content": json_lines(machine.read(state_path(server, "journal.ndjson")) or b"")[
+                -LINES_CAP:
+            ]
+        }
+    if name == "history":
+        return {"content": history_of(machine, server)}
+    if name == "original":
+        text = machine.read(state_path(server, "original/unit.service"))
+        drop_ins = read_record(machine, server, "original/drop-ins")
+        if text is None and drop_ins is None:
+            return {"content": None}
+        return {
+            "content": {
+                "text": None if text is None else text.decode("utf-8", "replace"),
+                "drop_ins": (drop_ins or {}).get("drop_ins", []),
+            }
+        }
+    if isinstance(name, str) and name.startswith("revisions/"):
+        return {"content": revision_content(machine, server, name[len("revisions/") :])}
+    raise bad("no such record")
+
+
+def revision_content(machine: Machine, server: str, revision: str) -> Optional[Dict[str, Any]]:
+    """Return the recorded content of a revision, None where it is not kept (whole)."""
+    matching(REVISION_ID, revision, "revision")
+    text = machine.read(state_path(server, f"revisions/{revision}/unit.service"))
+    written = read_record(machine, server, f"revisions/{revision}/server")
+    if text is None or written is None:
+        return None
+    gate = read_record(machine, server, f"revisions/{revision}/gate")
+    return {
+        "text": text.decode(),
+        "server": written.get("server"),
+        "gate": (gate or {}).get("gate"),
+    }
+
+
+def check_flags(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Return which flags an installed engine's own help knows.
+
+    Nothing but `PROGRAM -m MODULE --help` (or words of the same kind) can be asked to run.
+    """
+    user = args.get("user")
+    if user is not None:
+        matching(USER_NAME, user, "user")
+    argv = texts_of(args.get("argv"), "argv")
+    if not 1 <= len(argv) <= 8:
+        raise bad("argv is not a program and a few words")
+    absolute_path(argv[0], "program")
+    for word in argv[1:]:
+        if word != "-m":
+            matching(WORD, word, "word of argv")
+    flags = [
+        matching(re.compile(r"--?[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"), f, "flag")
+        for f in texts_of(args.get("flags"), "flags")
+    ]
+    ran = machine.run_as(user, [*argv, "--help"], 120.0)
+    if "known" not in ran:
+        return {"known": ran, "unknown": []}
+    result = ran["known"]
+    text = str(result.get("stdout", "")) + "\n" + str(result.get("stderr", ""))
+    if result.get("exit_status") != 0:
+        shown = text.strip()[-400:]
+        why = f"{argv[0]} --help ended with {result.get('exit_status')}: {shown}"
+        return {"known": {"unknown": why}, "unknown": []}
+    words = set(re.findall(r"(?<![A-Za-z0-9_-])--?[A-Za-z0-9][A-Za-z0-9_.-]*", text))
+    return {
+        "known": {"known": [f for f in flags if f in words]},
+        "unknown": [f for f in flags if f not in words],
+    }
+
+
+def check_release(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Return one sample for the judgement `released`."""
+    for uuid in texts_of(args.get("uuids"), "uuids"):
+        matching(GPU_ID, uuid, "GPU UUID")
+    name = args.get("unit")
+    if name is not None:
+        matching(UNIT_NAME, name, "unit name")
+    sample = release_sample(machine, name, cursor_in(args))
+    sample["baselines"] = reading_of(lambda: baselines_on(machine))
+    return sample
+
+
+def release_sample(machine: Machine, unit: Optional[str], cursor: Optional[str]) -> Dict[str, Any]:
+    """Return one look at all that the judgement `released` weighs."""
+    sample = {
+        "at": machine.boottime(),
+        "boot_id": machine.boot_id(),
+        "gpus": machine.gpus(),
+        "apps": machine.apps(),
+        "holders": machine.holders(),
+        "kernel": machine.kernel_log(cursor),
+    }
+    if unit is not None:
+        look = machine.unit(unit)
+        sample["unit"] = look
+        group = ((look.get("known") or {}).get("ControlGroup")) or ""
+        sample["processes"] = processes_of(machine, look, group)
+    return sample
+
+
+def need_root(machine: Machine) -> None:
+    """Refuse without root."""
+    identity = machine.identity().get("known") or {}
+    if identity.get("uid") != 0:
+        raise Refused("NotRoot", f"needs root, runs as uid {identity.get('uid')}")
+
+
+__all__ = [
+    "check_flags",
+    "check_release",
+    "fetch_local",
+    "observe_host",
+    "produced_by",
+    "read_content",
+    "read_journal_lines",
+    "release_sample",
+]
