@@ -1,0 +1,140 @@
+"""What one round of load is: against which endpoint, with which prompts, how many at once. Pure.
+
+`load.py` carries it out; `rounds.py` makes the plans from a spec's gate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Api = Literal["completions", "chat", "generate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the server listens, and how it is spoken to.
+
+    `engine` is the engine's name in the spec; it decides what more than OpenAI's fields is asked, and
+    where acceptance is read. `server` holds facts about server and host that a baseline must share to be
+    compared with (GPU model, driver, power limit): they become part of the fingerprint.
+    """
+
+    host: str
+    port: int
+    api: Api
+    model: str
+    bearer: str | None = field(default=None, repr=False)
+    engine: str = "custom"
+    tunnelled: bool = False
+    server: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt and the class of work it stands for."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. Every request has a seed of its own, the same in every round."""
+
+    temperature: float = 0.7
+    top_p: float = 0.95
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """One round of one run.
+
+    `salt` is put at the start of each prompt, with the request's number, so that no prefix cache answers.
+    The idle limit is reset by any byte, the limit for the first token by no byte but one of a token
+    event. `given_up` names extras that this server is known to refuse.
+    """
+
+    run: str
+    prompts: tuple[Prompt, ...]
+    concurrency: int
+    requests: int
+    max_tokens: int
+    round: int = 0
+    workload: str = "realistic"
+    sampling: Sampling = Sampling()
+    salt: str = ""
+    ttft_limit_s: float = 60.0
+    idle_limit_s: float = 30.0
+    total_limit_s: float | None = None
+    deadline_s: float | None = None
+    stop_after_failures: int | None = None
+    given_up: frozenset[str] = frozenset()
+
+    @property
+    def total_s(self) -> float:
+        """Give the longest one answer may take: by default the slowest speed worth the name."""
+        if self.total_limit_s is not None:
+            return self.total_limit_s
+        return self.ttft_limit_s + self.max_tokens * 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a round is."""
+
+    run: str
+    round: int
+    of: int
+    completed: int
+    failed: int
+
+
+def request_body(
+    plan: LoadPlan, endpoint: Endpoint, number: int, given_up: frozenset[str]
+) -> dict[str, Any]:
+    """Give the JSON body of one request, in the words of the endpoint."""
+    prompt = plan.prompts[number % len(plan.prompts)]
+    text = f"[{plan.salt}{number:x}] {prompt.text}" if plan.salt else prompt.text
+    sampling = plan.sampling
+    if endpoint.api == "generate":
+        return {
+            "text": text,
+            "stream": True,
+            "sampling_params": {
+                "max_new_tokens": plan.max_tokens,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "ignore_eos": sampling.ignore_eos,
+            },
+        }
+    body: dict[str, Any] = {
+        "model": endpoint.model,
+        "max_tokens": plan.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "stream": True,
+    }
+    if endpoint.api == "chat":
+        body["messages"] = [{"role": "user", "content": text}]
+    else:
+        body["prompt"] = text
+    if "standard_extras" not in given_up:
+        body["seed"] = number
+        body["stream_options"] = {"include_usage": True}
+        if sampling.ignore_eos:
+            body["ignore_eos"] = True
+        if "continuous_usage" not in given_up:
+            body["stream_options"]["continuous_usage_stats"] = True
+    if endpoint.engine == "sglang" and "spec_tokens_details" not in given_up:
+        body["return_spec_tokens_details"] = True
+    return body
+
+
+def digest_of(prompts: Sequence[Prompt]) -> str:
+    """Give a short digest of a prompt set, for the fingerprint of a measurement."""
+    whole = "\x00".join(f"{p.kind}\x01{p.text}" for p in prompts)
+    return hashlib.sha256(whole.encode()).hexdigest()[:12]

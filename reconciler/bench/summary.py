@@ -1,0 +1,324 @@
+"""The records of one round in, its result out. Pure, standard library only.
+
+Every definition of `core/gate.RunResult` is computed here and nowhere else. `load.py` calls it after a
+round. Percentiles are over successes; what failed is in the error rate, which the gate looks at first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reconciler.bench.degeneracy import GARBAGE, TextFault, all_alike, text_fault
+from reconciler.bench.load_plan import Endpoint, LoadPlan, digest_of
+from reconciler.bench.stream import Reading, Request, read_stream
+from reconciler.core.gate import Distribution, ReasonCode, RunResult
+
+# A change of how we measure must not be mistaken for a change of the server.
+CLIENT_VERSION = "1"
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One request as it went. Times are of one monotonic clock; `failure` is "" for what HTTP calls a success."""
+
+    number: int
+    slot: int
+    free_at: float
+    t0: float
+    end: float
+    status: int = 0
+    failure: str = ""
+    message: str = ""
+    pieces: tuple[tuple[float, bytes], ...] = ()
+    content_type: str = ""
+    retried: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A round's records, and what the client noticed about itself."""
+
+    records: tuple[Record, ...]
+    began: float
+    ended: float
+    cut_short: str = ""
+    cpu_share: float = 0.0
+    lag_p99_s: float = 0.0
+    client: str = ""
+    given_up: frozenset[str] = frozenset()
+    counters_before: str = ""
+    counters_after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One request with the reading of its answer; `failure` is "" for a success."""
+
+    record: Record
+    reading: Reading | None
+    failure: str
+    message: str
+
+
+def outcomes(plan: LoadPlan, endpoint: Endpoint, collected: Collected) -> list[Outcome]:
+    """Read every answer. Requests that we cut ourselves are neither success nor failure: left out."""
+    request = Request(
+        endpoint=endpoint.api, max_tokens=plan.max_tokens, ignore_eos=plan.sampling.ignore_eos
+    )
+    return [_outcome(r, request) for r in collected.records if r.failure != "cut"]
+
+
+def _outcome(record: Record, request: Request) -> Outcome:
+    if record.status != 200:
+        return Outcome(record, None, record.failure, record.message)
+    reading = read_stream(record.pieces, request)
+    if reading.outcome == "ok" and record.failure in {"", "closed"}:
+        # All was said and finished; that the connection then ended badly takes nothing away.
+        return Outcome(record, reading, "", "")
+    if record.failure and reading.failure != "server_error":
+        failure = "truncated" if record.failure == "closed" else record.failure
+        return Outcome(record, reading, failure, record.message)
+    if not reading.data_events:
+        start = b"".join(piece for _, piece in record.pieces)[:120]
+        message = f"no event stream but {record.content_type or 'an unnamed type'}: {start!r}"
+        return Outcome(record, reading, "malformed", message)
+    return Outcome(record, reading, reading.failure or record.failure, reading.message)
+
+
+def summarise(plan: LoadPlan, endpoint: Endpoint, collected: Collected) -> RunResult:
+    """Make the result of one round."""
+    every = outcomes(plan, endpoint, collected)
+    good = [o for o in every if not o.failure]
+    read = [(o.record, o.reading) for o in good if o.reading is not None]
+    failed = [o for o in every if o.failure]
+    reason, why = _infrastructure(plan, every, collected)
+    texts = [reading.text or reading.reasoning_text for _, reading in read]
+    faults = [
+        text_fault(text) for text, (_, r) in zip(texts, read, strict=True) if not r.tool_events
+    ]
+    tokens = [r.trusted_tokens for _, r in read if r.trusted_tokens is not None]
+    window, in_window = _steady_window(plan, read, collected)
+    last = max((r.token_times[-1] for _, r in read), default=collected.began)
+    wall = last - collected.began
+    complete = len(tokens) == len(read) and bool(tokens)
+    wall_tps = sum(tokens) / wall if complete and wall > 0 else None
+    return RunResult(
+        run=plan.run,
+        round=plan.round,
+        workload=plan.workload,
+        concurrency=plan.concurrency,
+        max_tokens=plan.max_tokens,
+        sent=len(every),
+        completed=len(good),
+        failures=dict(Counter(o.failure for o in failed)),
+        failure_examples=tuple(f"{o.failure}: {o.message}"[:300] for o in failed[:_EXAMPLES]),
+        duration_s=collected.ended - collected.began,
+        ttft=Distribution.of(r.token_times[0] - record.t0 for record, r in read),
+        ttfv_ms=Distribution.of(
+            (r.first_content_time - record.t0) * 1000
+            for record, r in read
+            if r.first_content_time is not None
+        ),
+        decode_tps=Distribution.of(
+            1 / r.decode_time_per_token for _, r in read if r.decode_time_per_token
+        ),
+        e2e=Distribution.of(r.token_times[-1] - record.t0 for record, r in read),
+        event_gap=Distribution.of(
+            after - before
+            for _, r in read
+            for before, after in zip(r.token_times, r.token_times[1:], strict=False)
+        ),
+        queue_ms=Distribution.of((o.record.t0 - o.record.free_at) * 1000 for o in every),
+        output_tokens=Distribution.of(tokens),
+        prompt_tokens=Distribution.of(r.prompt_tokens for _, r in read if r.prompt_tokens),
+        tokens_per_event=_per_event(read),
+        output_tps=(in_window / window if window and complete else wall_tps),
+        output_tps_window_s=window if complete else 0.0,
+        out_tok_s_wall=wall_tps,
+        **_acceptance(read, collected),
+        cached_prompt_share=_cached_share(read),
+        without_usage=len(read) - len(tokens),
+        garbage=len(texts) if all_alike(texts) else sum(f in GARBAGE for f in faults),
+        looping=sum(f is TextFault.LOOPING for f in faults),
+        warnings=dict(Counter(word for _, r in read for word in r.warnings)),
+        retried=sum(o.record.retried for o in every),
+        client=f"{CLIENT_VERSION} ({collected.client})",
+        client_cpu_share=collected.cpu_share,
+        client_loop_lag_p99_ms=collected.lag_p99_s * 1000,
+        tunnelled=endpoint.tunnelled,
+        fingerprint=_fingerprint(plan, endpoint),
+        infrastructure=reason,
+        infrastructure_message=why,
+    )
+
+
+def _fingerprint(plan: LoadPlan, endpoint: Endpoint) -> Mapping[str, str]:
+    """Say what must be equal for two measurements to be comparable."""
+    sampling = plan.sampling
+    return {
+        "client": CLIENT_VERSION,
+        "prompts": digest_of(plan.prompts),
+        "workload": plan.workload,
+        "sampling": f"{sampling.temperature:g}/{sampling.top_p:g}/{sampling.ignore_eos}",
+        "load": f"{plan.concurrency} streams, {plan.max_tokens} tokens",
+        "api": endpoint.api,
+        **{f"server.{key}": value for key, value in sorted(endpoint.server.items())},
+    }
+
+
+def _infrastructure(
+    plan: LoadPlan, every: Sequence[Outcome], collected: Collected
+) -> tuple[ReasonCode | None, str]:
+    """Say whether this was a measurement of the server at all, and what it was otherwise."""
+    if collected.cut_short in {"deadline", "stopped"}:
+        done = sum(not o.failure for o in every)
+        message = (
+            f"{plan.run}: {done} of {plan.requests} requests had finished when the time was over"
+        )
+        return ReasonCode.DEADLINE, message
+    by_status = {
+        401: ReasonCode.UNAUTHORIZED,
+        403: ReasonCode.UNAUTHORIZED,
+        404: ReasonCode.WRONG_MODEL,
+    }
+    for outcome in every:
+        if outcome.failure == "connect":
+            return ReasonCode.UNREACHABLE, outcome.message
+        if outcome.record.status in by_status:
+            message = f"HTTP {outcome.record.status}: {outcome.message}"
+            return by_status[outcome.record.status], message
+    unheard = [o for o in every if o.failure == "closed"]
+    if every and len(unheard) == len(every):
+        return ReasonCode.UNREACHABLE, "every connection was closed before a byte came back"
+    last = sorted(every, key=lambda o: o.record.end)[-plan.concurrency :]
+    if last and len(unheard) > 1 and all(o.failure == "closed" for o in last):
+        return ReasonCode.UNREACHABLE, "the server went away: at last no request got an answer"
+    refused = [o for o in every if o.failure in {"http_400", "http_422", "http_413"}]
+    if every and len(refused) == len(every):
+        return ReasonCode.REFUSED, f"every request was refused: {refused[0].message}"
+    return None, ""
+
+
+# --- throughput --------------------------------------------------------------------------------------
+
+
+def _steady_window(
+    plan: LoadPlan, read: Sequence[tuple[Record, Reading]], collected: Collected
+) -> tuple[float, float]:
+    """Give the length of the steady window and the tokens made in it; (0, 0) where there was none.
+
+    It begins when the last of the streams has its first token and ends when the first of them has
+    nothing more to send. Shorter than a tenth of the round it says too little.
+    """
+    starts: dict[int, float] = {}
+    ends: dict[int, float] = {}
+    for record, reading in read:
+        first, last = reading.token_times[0], reading.token_times[-1]
+        starts[record.slot] = min(first, starts.get(record.slot, first))
+        ends[record.slot] = max(last, ends.get(record.slot, last))
+    if len(starts) < plan.concurrency:
+        return 0.0, 0.0
+    begin, end = max(starts.values()), min(ends.values())
+    if end - begin < 0.1 * (collected.ended - collected.began):
+        return 0.0, 0.0
+    made = sum(_tokens_until(r, end) - _tokens_until(r, begin) for _, r in read)
+    return end - begin, made
+
+
+def _tokens_until(reading: Reading, moment: float) -> float:
+    """Give the tokens that a stream had made at a moment, interpolated between its events."""
+    times = reading.token_times
+    total = float(reading.trusted_tokens or 0)
+    if moment < times[0]:
+        return 0.0
+    if moment >= times[-1]:
+        return total
+    held = reading.per_event_tokens
+    if held is None:
+        # Without a running count: the first event holds one token, the rest is spread over the others.
+        rest = max(0.0, total - 1) / (len(times) - 1)
+        held_by = [min(1.0, total), *([rest] * (len(times) - 1))]
+    else:
+        held_by = [float(h) for h in held]
+    made = held_by[0]
+    for before, after, tokens in zip(times, times[1:], held_by[1:], strict=False):
+        if moment >= after:
+            made += tokens
+        else:
+            return made + tokens * (moment - before) / (after - before)
+    return made
+
+
+def _per_event(read: Sequence[tuple[Record, Reading]]) -> float | None:
+    counted = [r for _, r in read if r.trusted_tokens is not None]
+    events = sum(r.token_events for r in counted)
+    return sum(r.trusted_tokens or 0 for r in counted) / events if events else None
+
+
+def _cached_share(read: Sequence[tuple[Record, Reading]]) -> float | None:
+    told = [(r.cached_tokens, r.prompt_tokens) for _, r in read if r.cached_tokens is not None]
+    prompts = sum(prompt or 0 for _, prompt in told)
+    return sum(cached or 0 for cached, _ in told) / prompts if prompts else None
+
+
+# --- acceptance --------------------------------------------------------------------------------------
+
+
+def _acceptance(read: Sequence[tuple[Record, Reading]], collected: Collected) -> dict[str, Any]:
+    """Give tokens per verify pass and the accepted share of drafts, from the best source there is.
+
+    Per request is exact; requests weigh by their passes. vLLM tells only counters of the whole server,
+    so their growth over the round is taken.
+    """
+    told = [r for _, r in read if r.spec_verify_ct and r.spec_accept_length is not None]
+    if told:
+        passes = sum(r.spec_verify_ct or 0 for r in told)
+        made = sum((r.spec_accept_length or 0) * (r.spec_verify_ct or 0) for r in told)
+        drafted = sum(r.spec_drafted or 0 for r in told)
+        accepted = sum(r.spec_accepted or 0 for r in told)
+        return {
+            "accept_length": made / passes,
+            "accept_rate": accepted / drafted if drafted else None,
+            "accept_source": "each request's own counts",
+        }
+    before, after = (
+        vllm_counters(text) for text in (collected.counters_before, collected.counters_after)
+    )
+    grown = {key: after[key] - before.get(key, 0.0) for key in after}
+    drafts = grown.get("drafts", 0.0)
+    if drafts <= 0:
+        return {}
+    drafted_tokens = grown.get("draft_tokens", 0.0)
+    return {
+        "accept_length": 1 + grown.get("accepted_tokens", 0.0) / drafts,
+        "accept_rate": grown.get("accepted_tokens", 0.0) / drafted_tokens
+        if drafted_tokens
+        else None,
+        "accept_source": "growth of the server's counters over the round",
+    }
+
+
+_COUNTER = re.compile(
+    r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens)_total(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE
+)
+
+
+def vllm_counters(text: str) -> dict[str, float]:
+    """Sum vLLM's speculation counters over its engines, from the text of /metrics."""
+    sums: dict[str, float] = {}
+    for name, value in _COUNTER.findall(text):
+        try:
+            sums[name] = sums.get(name, 0.0) + float(value)
+        except ValueError:
+            continue
+    return sums
+
+
+def texts_of(found: Iterable[Outcome]) -> list[tuple[int, str]]:
+    """Give the visible text of every request, by its number; "" where it failed."""
+    return sorted((o.record.number, o.reading.text if o.reading else "") for o in found)
