@@ -17,21 +17,16 @@ from typing import Any, Final
 
 from reconciler.core import yaml_text
 from reconciler.core.errors import Problem
-from reconciler.core.policy import Policy
-from reconciler.core.spec import (
-    API_VERSION,
-    EngineRules,
+from reconciler.core.findings import (
     Finding,
-    Host,
-    Loc,
-    Server,
-    gpu_key,
-    nearest,
     partial_problems,
     read_host,
     read_server,
     split_path,
 )
+from reconciler.core.grammar import Loc, gpu_key, nearest
+from reconciler.core.policy import Policy
+from reconciler.core.spec import API_VERSION, EngineRules, Host, Server
 from reconciler.core.yaml_text import Key, Node, Scalar
 from reconciler.core.yaml_text import Mapping as Tree
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NewType
 
-from reconciler.core.spec import EngineRules, Server, read_server
+from reconciler.core.findings import read_server
+from reconciler.core.spec import EngineRules, Server
 
 Revision = NewType("Revision", str)
 

@@ -1,52 +1,68 @@
-"""What users write: the models of `Server` and `Host`, and every grammar of their fields.
+"""What users write: the models of `Server` and `Host`.
 
-A field accepts what it can mean and nothing else: types are strict, models frozen, unknown keys errors, and
-no message ever holds the value that was refused (it may be a secret in the wrong place). The engines are
-handed in as `EngineRules`; this module knows no engine's name. It judges one document by itself: what
-documents mean to each other, and where in a file a problem is, is `fleet.py`'s matter.
-
-Values may hold `%`, `$`, quotes, `;` and backslashes, since engines need them; whoever renders quotes them
-exactly. Names may not, and nothing may hold a newline, NUL or another character that cannot be seen.
+The models are strict and frozen, unknown keys are errors, and no message holds a refused value. The engines
+are handed in as `EngineRules`; this module knows no engine's name. It judges one document by itself, and its
+fields' grammars are `grammar.py`'s; sentences are made in `findings.py`, places and what documents mean to each
+other in `fleet.py`.
 """
 
 from __future__ import annotations
 
-import difflib
-import ipaddress
 import math
 import re
-import types
-import typing
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, Self
+from typing import Annotated, Any, Final, Literal, Protocol, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
-    PlainSerializer,
     SerializerFunctionWrapHandler,
     Strict,
-    ValidationError,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
     model_serializer,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from reconciler.core.grammar import (
+    IS_LABEL,
+    SECRET_ENV,
+    SECRET_FLAG,
+    AbsolutePath,
+    Duration,
+    EngineName,
+    EngineVersion,
+    EnvName,
+    EnvValue,
+    FlagName,
+    Gpu,
+    ImageName,
+    IpAddress,
+    Json,
+    Label,
+    Loc,
+    ModelSource,
+    Percentage,
+    RevisionName,
+    ServedName,
+    SpeculativeKey,
+    SshAddress,
+    Strictly,
+    UnitName,
+    UserName,
+    between,
+    distinct_gpus,
+    nearest,
+    raise_all,
+    refusal,
+    unseen,
+)
 from reconciler.core.units_of_measure import duration, duration_text, percentage, percentage_text
-from reconciler.core.yaml_text import MAX_INTEGER, Plain
 
 API_VERSION: Final = "reconciler/v1"
 DAY_S: Final = 86_400.0
-
-Loc = tuple[str | int, ...]
 
 
 class EngineRules(Protocol):
@@ -63,364 +79,6 @@ class EngineRules(Protocol):
     def problems(self, server: Server) -> Sequence[tuple[str, str]]:
         """Judge how fields go together: (dotted path of the field, message) for each thing wrong."""
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing wrong with a document: the path of the field, pydantic's or our kind, and a sentence."""
-
-    loc: Loc
-    kind: str
-    message: str
-
-
-class Strictly(BaseModel):
-    """The configuration that all models here share."""
-
-    model_config = ConfigDict(
-        strict=True,
-        frozen=True,
-        extra="forbid",
-        hide_input_in_errors=True,
-        allow_inf_nan=False,
-        protected_namespaces=(),
-    )
-
-
-# -- errors with places ----------------------------------------------------------------------------------
-
-
-def _error(message: str) -> PydanticCustomError:
-    return PydanticCustomError("rule", "{message}", {"message": message})
-
-
-def _raise_all(found: Iterable[tuple[Loc, str]]) -> None:
-    """Raise all problems at once, each at its own field."""
-    errors = [InitErrorDetails(type=_error(message), loc=loc, input=None) for loc, message in found]
-    if errors:
-        raise ValidationError.from_exception_data("spec", errors, hide_input=True)
-
-
-# -- text and names --------------------------------------------------------------------------------------
-
-_INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_CALLED: Final = {"\n": "a newline", "\r": "a carriage return", "\t": "a tab", "\0": "NUL"}
-
-
-def unseen(text: str) -> str | None:
-    """Name the first character that cannot be seen (newline, NUL, controls, bidi marks), if there is one."""
-    if text.isascii() and text.isprintable():
-        return None
-    for character in text:
-        if unicodedata.category(character) in _INVISIBLE:
-            return _CALLED.get(character, f"the invisible character U+{ord(character):04X}")
-    return None
-
-
-def _visible(text: str) -> str:
-    what = unseen(text)
-    if what:
-        raise _error(f"holds {what}, which no value may")
-    return text
-
-
-def _offender(text: str) -> str:
-    """Point at the character that makes a name wrong, where a reader might not see it."""
-    for place, character in enumerate(text, 1):
-        what = unseen(character)
-        if what:
-            return f"; character {place} is {what}"
-        if not character.isascii():
-            called = unicodedata.name(character, "not ASCII")
-            return f"; character {place} is U+{ord(character):04X} ({called})"
-    return "; it begins with `-`" if text.startswith("-") else ""
-
-
-def _name(pattern: str, rule: str, longest: int, examples: list[Any]) -> Any:
-    """Make the type of a name: ASCII by a grammar; `rule` ends the sentence "must be …"."""
-    compiled = re.compile(rf"(?:{pattern})\Z", re.ASCII)
-
-    def check(text: str) -> str:
-        if len(text) > longest:
-            raise _error(f"is longer than {longest} characters")
-        if not compiled.match(text):
-            raise _error(f"must be {rule}{_offender(text)}")
-        return text
-
-    shape: dict[str, Any] = {"pattern": f"^(?:{pattern})$", "maxLength": longest}
-    return Annotated[str, AfterValidator(check), Field(examples=examples, json_schema_extra=shape)]
-
-
-_PATH: Final = r"/|(?:/(?!\.\.?(?:/|$))[A-Za-z0-9._+@=,:~-]+)+"
-
-_LABEL: Final = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
-_IS_LABEL: Final = re.compile(rf"{_LABEL}\Z", re.ASCII)
-
-if TYPE_CHECKING:
-    Text = str
-    Label = str
-    UnitName = str
-    AbsolutePath = str
-    ModelSource = str
-    ServedName = str
-    RevisionName = str
-    EngineName = str
-    EngineVersion = str
-    UserName = str
-    ImageName = str
-    SshAddress = str
-    FlagName = str
-    SpeculativeKey = str
-    Json = Plain
-else:
-    Text = Annotated[str, Field(min_length=1, max_length=16_384), AfterValidator(_visible)]
-    Label = _name(_LABEL, "small letters, digits and `-` between them", 63, ["qwen35-122b"])
-    UnitName = _name(
-        r"(?!reconciler-|systemd-)[A-Za-z0-9][A-Za-z0-9:_.-]*(@[A-Za-z0-9:_.-]+)?\.service",
-        "a systemd unit name of letters, digits and `:_.-`, ending in .service, and none of systemd's or this tool's own",
-        200,
-        ["sglang-qwen.service"],
-    )
-    AbsolutePath = _name(
-        _PATH,
-        "an absolute path of letters, digits and `._+@=,:~-`, without `..`",
-        1024,
-        ["/opt/sglang/bin/python"],
-    )
-    EngineName = _name(r"[a-z][a-z0-9_-]*", "an engine's name", 40, ["sglang", "vllm"])
-    EngineVersion = _name(r"[0-9][A-Za-z0-9.+!_-]*", "a version such as 0.5.23", 60, ["0.5.23"])
-    ServedName = _name(
-        r"[A-Za-z0-9][A-Za-z0-9._:/+-]*",
-        "letters, digits and `._:/+-`, a letter or digit first",
-        200,
-        ["qwen"],
-    )
-    RevisionName = _name(
-        r"[A-Za-z0-9][A-Za-z0-9._/-]*",
-        "a commit, tag or branch of letters, digits and `._/-`",
-        200,
-        ["3f1c9a5"],
-    )
-    UserName = _name(r"[a-z_][a-z0-9_-]*", "a Unix user name", 32, ["sglang"])
-    ImageName = _name(
-        r"[a-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?",
-        "a container image reference",
-        400,
-        ["vllm/vllm-openai:v0.33.0"],
-    )
-    SshAddress = _name(
-        r"[A-Za-z0-9][A-Za-z0-9._:%-]*|[0-9A-Fa-f:]+",
-        "a host name, an address or a name of ~/.ssh/config",
-        253,
-        ["192.0.2.74"],
-    )
-    FlagName = _name(
-        r"[A-Za-z0-9][A-Za-z0-9._-]*",
-        "the engine's flag without the dashes in front",
-        100,
-        ["context-length"],
-    )
-    SpeculativeKey = _name(
-        r"[a-z][a-z0-9_]*",
-        "the engine's own name of small letters, digits and `_`",
-        80,
-        ["algorithm"],
-    )
-
-
-def _json(value: Any) -> Any:
-    """Check a value of an engine: text, numbers, booleans, lists and maps of them, nothing unseen in it."""
-    found: list[tuple[Loc, str]] = []
-    checked = _checked_json(value, (), found)
-    _raise_all(found)
-    return checked
-
-
-def _checked_json(value: Any, loc: Loc, found: list[tuple[Loc, str]]) -> Any:
-    if isinstance(value, str):
-        what = unseen(value)
-        if what:
-            found.append((loc, f"holds {what}, which no value may"))
-        if len(value) > 16_384:
-            found.append((loc, "is longer than 16384 characters"))
-    elif isinstance(value, Mapping):
-        if any(not isinstance(key, str) or unseen(key) for key in value):
-            found.append((loc, "a key must be text without invisible characters"))
-        return {key: _checked_json(item, (*loc, key), found) for key, item in value.items()}
-    elif isinstance(value, (list, tuple)):
-        return tuple([_checked_json(item, (*loc, i), found) for i, item in enumerate(value)])
-    elif value is None or not isinstance(value, (int, float)):
-        found.append((loc, "must be text, a number, true, false, a list or a map"))
-    elif not math.isfinite(value) or abs(value) > (
-        MAX_INTEGER if isinstance(value, int) else math.inf
-    ):
-        found.append((loc, "the number is too large"))
-    return value
-
-
-_HUB_ID: Final = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?(:[A-Za-z0-9][A-Za-z0-9._-]*)?\Z",
-    re.ASCII,
-)
-
-
-def _model_source(text: str) -> str:
-    """Accept a hub id, or a clean absolute path; a path is a value and may hold any visible character."""
-    if text.startswith("/"):
-        _visible(text)
-        if len(text) > 1024 or any(part in {"", ".", ".."} for part in text[1:].split("/")):
-            raise _error("a path must be absolute, without `.`, `..` or an empty part")
-        return text
-    if len(text) > 200 or ".." in text or not _HUB_ID.match(text):
-        raise _error(
-            f"must be a hub id such as Qwen/Qwen3-8B, or an absolute path{_offender(text)}"
-        )
-    return text
-
-
-if not TYPE_CHECKING:
-    Json = Annotated[Any, AfterValidator(_json)]
-    ModelSource = Annotated[str, AfterValidator(_model_source)]
-
-
-# -- numbers with units ----------------------------------------------------------------------------------
-
-
-def _read_duration(value: Any) -> float:
-    if not isinstance(value, str):
-        raise _error("write a duration with its unit, such as 90s, 10m, 1h30m or 250ms")
-    try:
-        return duration(value)
-    except ValueError as error:
-        raise _error(str(error)) from None
-
-
-def _read_percentage(value: Any) -> float:
-    if not isinstance(value, str):
-        raise _error("write a percentage from 0% to 100%, such as 5%")
-    try:
-        return percentage(value)
-    except ValueError as error:
-        raise _error(str(error)) from None
-
-
-def _between(least: float, most: float) -> AfterValidator:
-    def check(seconds: float) -> float:
-        if not least <= seconds <= most:
-            raise _error(f"must be from {duration_text(least)} to {duration_text(most)}")
-        return seconds
-
-    return AfterValidator(check)
-
-
-_DURATION_SCHEMA: Final = {
-    "type": "string",
-    "pattern": r"^(?=.)([0-9.]+d)?([0-9.]+h)?([0-9.]+m)?([0-9.]+s)?([0-9.]+ms)?$",
-}
-_PERCENTAGE_SCHEMA: Final = {"type": "string", "pattern": r"^[0-9]{1,3}(\.[0-9]{1,6})?%$"}
-
-Duration = Annotated[
-    float,
-    BeforeValidator(_read_duration),
-    PlainSerializer(duration_text, when_used="json"),
-    WithJsonSchema(_DURATION_SCHEMA),
-]
-Percentage = Annotated[
-    float,
-    BeforeValidator(_read_percentage),
-    PlainSerializer(percentage_text, when_used="json"),
-    WithJsonSchema(_PERCENTAGE_SCHEMA),
-]
-
-# -- GPUs ------------------------------------------------------------------------------------------------
-
-_UUID: Final = re.compile(
-    r"(GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\Z", re.ASCII
-)
-_BUS_ID: Final = re.compile(
-    r"([0-9A-Fa-f]{4}|[0-9A-Fa-f]{8}):[0-9A-Fa-f]{2}:[01][0-9A-Fa-f]\.[0-7]\Z"
-)
-
-
-def _gpu(value: Any) -> int | str:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 255:
-        return value
-    if isinstance(value, str) and (_UUID.match(value) or _BUS_ID.match(value)):
-        return value
-    raise _error(
-        "must be an index such as 0, a UUID such as GPU-… or a PCI bus id such as 0000:3b:00.0"
-    )
-
-
-def gpu_key(gpu: int | str) -> str:
-    """Give one spelling for each way to name a GPU, to find two names for one."""
-    text = str(gpu)
-    if isinstance(gpu, str) and _BUS_ID.match(gpu):
-        domain, rest = text.split(":", 1)
-        return f"{int(domain, 16):08x}:{rest.lower()}"
-    return text
-
-
-def _distinct_gpus(gpus: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    seen: set[str] = set()
-    found: list[tuple[Loc, str]] = []
-    for i, gpu in enumerate(gpus):
-        if gpu_key(gpu) in seen:
-            found.append(((i,), "this GPU is listed twice"))
-        seen.add(gpu_key(gpu))
-    _raise_all(found)
-    return gpus
-
-
-Gpu = Annotated[
-    int | str,
-    BeforeValidator(_gpu),
-    WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 255}, {"type": "string"}]}
-    ),
-]
-
-# -- environment -----------------------------------------------------------------------------------------
-
-_HARMLESS_PYTHON: Final = frozenset(
-    {
-        "PYTHONUNBUFFERED",
-        "PYTHONHASHSEED",
-        "PYTHONFAULTHANDLER",
-        "PYTHONDONTWRITEBYTECODE",
-        "PYTHONUTF8",
-    }
-)
-_DENIED: Final = (
-    (r"LD_.*|DYLD_.*|GCONV_PATH|GLIBC_TUNABLES|LOCPATH|NLSPATH|MALLOC_.*", "it decides what code a process loads"),
-    (r"PYTHON.*|PERL5.*|RUBY(LIB|OPT)|NODE_(OPTIONS|PATH)|JAVA_TOOL_OPTIONS", "it decides what code a process loads"),
-    (r".*INJECTION(32|64)_PATH|NSYS_.*|OMP_TOOL_LIBRARIES", "it decides what code a process loads"),
-    (r"PATH|BASH_(ENV|FUNC).*|ENV|SHELLOPTS|BASHOPTS|IFS|CDPATH|PS4|PROMPT_COMMAND", "it decides what a shell runs"),
-    (r"(CUDA|HIP|ROCR|NVIDIA|ASCEND|ONEAPI)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|CUDA_DEVICE_ORDER|CUDA_MPS_.*", "`gpus` decides which GPUs are seen"),
-    (r"RECONCILER_.*|SPT_NOENV", "it marks the processes of this tool"),
-    (r"INVOCATION_ID|NOTIFY_SOCKET|LISTEN_.*|WATCHDOG_.*|JOURNAL_STREAM|MAINPID|SYSTEMD_.*|CREDENTIALS_DIRECTORY|USER|LOGNAME|SHELL|MANAGERPID", "systemd sets it"),
-)  # fmt: skip
-_DENIED_ENV: Final = tuple((re.compile(rf"(?:{p})\Z", re.IGNORECASE), why) for p, why in _DENIED)
-_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
-_SECRET_ENV: Final = re.compile(
-    r"(?:.*_)?(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)\Z",
-    re.IGNORECASE,
-)
-_SECRET_FLAG: Final = re.compile(
-    r"(?:.*[-_])?(?:api[-_]?key|token|password|secret)\Z", re.IGNORECASE
-)
-
-
-def _env_name(name: str) -> str:
-    if len(name) > 200 or not _ENV_NAME.match(name):
-        raise _error(f"must be letters, digits and `_`, no digit first{_offender(name)}")
-    if name not in _HARMLESS_PYTHON:
-        for denied, why in _DENIED_ENV:
-            if denied.match(name):
-                raise _error(f"may not be set: {why}")
-    return name
-
-
-EnvName = Annotated[str, AfterValidator(_env_name)]
 
 # -- parts of a server -----------------------------------------------------------------------------------
 
@@ -467,7 +125,7 @@ class Engine(Strictly):
     def _known(cls, name: str, info: ValidationInfo) -> str:
         engines = _engines(info)
         if engines is not None and name not in engines:
-            raise _error(f"is no engine that this tool knows{nearest(name, engines)}")
+            raise refusal(f"is no engine that this tool knows{nearest(name, engines)}")
         return name
 
     @field_validator("options", mode="before")
@@ -479,7 +137,9 @@ class Engine(Strictly):
         engines, name = _engines(info), info.data.get("name")
         if engines is None or name is None:
             return None
-        return engines[name].Options.model_validate(value)
+        options = engines[name].Options.model_validate(value)
+        raise_all(_unseen_in(options.model_dump(), ()))
+        return options
 
     @model_serializer(mode="wrap")
     def _flat(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -488,6 +148,20 @@ class Engine(Strictly):
         if self.options is not None:
             written |= self.options.model_dump(mode="json", exclude_defaults=True)
         return written
+
+
+def _unseen_in(value: Any, loc: Loc) -> Iterator[tuple[Loc, str]]:
+    """Hold the engine's own fields to the rule of all others: nothing that cannot be seen."""
+    if isinstance(value, str):
+        what = unseen(value)
+        if what:
+            yield loc, f"holds {what}, which no value may"
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _unseen_in(item, (*loc, key))
+    elif isinstance(value, (tuple, list)):
+        for i, item in enumerate(value):
+            yield from _unseen_in(item, (*loc, i))
 
 
 def _engines(info: ValidationInfo) -> Mapping[str, EngineRules] | None:
@@ -544,14 +218,14 @@ class Runtime(Strictly):
             found.append((("container",), "needs an `image`"))
         if self.image and not self.container:
             found.append((("image",), "needs `container: podman` or `container: docker`"))
-        _raise_all(found)
+        raise_all(found)
         return self
 
 
 class Listen(Strictly):
     """Where the server answers."""
 
-    address: Text = Field(
+    address: IpAddress = Field(
         default="127.0.0.1",
         title="Address",
         description="The IP address to listen on; 0.0.0.0 is every network of the host.",
@@ -565,49 +239,41 @@ class Listen(Strictly):
         examples=[{"file": "/etc/reconciler/qwen.key"}],
     )
 
-    @field_validator("address")
-    @classmethod
-    def _address(cls, text: str) -> str:
-        try:
-            return str(ipaddress.ip_address(text))
-        except ValueError:
-            raise _error("must be an IP address, such as 127.0.0.1, 0.0.0.0 or ::") from None
-
 
 class Timeouts(Strictly):
     """How long each wait of a rollout may take."""
 
-    drain: Annotated[Duration, _between(0, DAY_S)] = Field(
+    drain: Annotated[Duration, between(0, DAY_S)] = Field(
         default=60.0,
         title="Drain",
         description="How long requests in flight may go on before the stop. What is then left is cut, and recorded.",
         examples=["60s"],
     )
-    stop: Annotated[Duration, _between(1, DAY_S)] = Field(
+    stop: Annotated[Duration, between(1, DAY_S)] = Field(
         default=120.0,
         title="Stop",
         description="How long the process may take to end by itself before systemd kills it.",
         examples=["120s"],
     )
-    release: Annotated[Duration, _between(1, DAY_S)] = Field(
+    release: Annotated[Duration, between(1, DAY_S)] = Field(
         default=60.0,
         title="Release",
         description="How long the GPUs may take to be proven free after the stop.",
         examples=["60s"],
     )
-    settle: Annotated[Duration, _between(0, 600)] = Field(
+    settle: Annotated[Duration, between(0, 600)] = Field(
         default=2.0,
         title="Settle",
         description="Over how long the GPUs must look free, sample after sample, to count as free.",
         examples=["2s"],
     )
-    ready: Annotated[Duration, _between(1, DAY_S)] = Field(
+    ready: Annotated[Duration, between(1, DAY_S)] = Field(
         default=600.0,
         title="Ready",
         description="How long loading may take until a real generation is answered.",
         examples=["10m"],
     )
-    gate: Annotated[Duration, _between(1, DAY_S)] = Field(
+    gate: Annotated[Duration, between(1, DAY_S)] = Field(
         default=300.0,
         title="Gate",
         description="How long the whole gate may take.",
@@ -617,7 +283,7 @@ class Timeouts(Strictly):
     @model_validator(mode="after")
     def _settles_within_release(self) -> Self:
         if self.settle >= self.release:
-            _raise_all([(("settle",), "must be shorter than `release`")])
+            raise_all([(("settle",), "must be shorter than `release`")])
         return self
 
 
@@ -669,8 +335,8 @@ def _read_limit(key: str, value: Any) -> Limit:
     if not match or result not in RESULTS:
         named = [f"{bound}_{name}" for name in RESULTS for bound in ("min", "max")]
         raise ValueError(
-            f"unknown limit `{_cut(key)}`{nearest(key, named)}; a limit is min_ or max_ and one of "
-            f"{', '.join(RESULTS)}, and perhaps a percentile such as _p95"
+            f"a limit is min_ or max_ and one of {', '.join(RESULTS)}, and perhaps a percentile "
+            f"such as _p95{nearest(key, named)}"
         )
     percentile = float(match[3]) if match[3] else None
     if percentile is not None and result not in _WITH_PERCENTILES:
@@ -748,7 +414,7 @@ class GateRun(Strictly):
                 limits.append(_read_limit(key, written))
             except ValueError as error:
                 found.append(((key,), str(error)))
-        _raise_all(found)
+        raise_all(found)
         return tuple(sorted(limits, key=lambda limit: limit.key))
 
     @model_validator(mode="after")
@@ -767,7 +433,7 @@ class GateRun(Strictly):
             below = least.get((limit.result, limit.percentile))
             if limit.bound == "max" and below is not None and below > limit.value:
                 found.append((loc, "is less than the `min_` of the same result"))
-        _raise_all(found)
+        raise_all(found)
         return self
 
     @model_serializer(mode="wrap")
@@ -789,7 +455,7 @@ class Baseline(Strictly):
 
 def _some_runs(runs: tuple[GateRun, ...]) -> tuple[GateRun, ...]:
     if not 1 <= len(runs) <= 20:
-        raise _error("needs at least one run, and at most 20")
+        raise refusal("needs at least one run, and at most 20")
     return runs
 
 
@@ -833,7 +499,7 @@ class Gate(Strictly):
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
         names = [run.name for run in self.runs]
-        _raise_all(
+        raise_all(
             (("runs", i, "name"), "another run has this name")
             for i, name in enumerate(names)
             if name in names[:i]
@@ -869,7 +535,7 @@ class Server(Strictly):
         description="`stopped` takes the server down and keeps its files. A stopped server claims no GPU and no port.",
         examples=["running"],
     )
-    gpus: Annotated[tuple[Gpu, ...], Strict(strict=False), AfterValidator(_distinct_gpus)] = Field(
+    gpus: Annotated[tuple[Gpu, ...], Strict(strict=False), AfterValidator(distinct_gpus)] = Field(
         max_length=64,
         title="GPUs",
         description="Each as index, UUID or PCI bus id; `[]` for a server without a GPU. Bound to UUIDs when the host is enrolled.",
@@ -927,7 +593,7 @@ class Server(Strictly):
         "a list several values, a map JSON.",
         examples=[{"context-length": 131072}],
     )
-    env: dict[EnvName, Text] = Field(
+    env: dict[EnvName, EnvValue] = Field(
         default={},
         title="Environment",
         description="Environment variables. What loads code, chooses GPUs or holds secrets is refused here.",
@@ -974,7 +640,7 @@ class Server(Strictly):
         """Name the unit after the server, unless the name is wrong itself: that is said once."""
         if isinstance(value, Mapping) and "unit" not in value:
             name = value.get("name")
-            if isinstance(name, str) and _IS_LABEL.match(name):
+            if isinstance(name, str) and IS_LABEL.match(name):
                 return {**value, "unit": f"{name}.service"}
         return value
 
@@ -982,14 +648,14 @@ class Server(Strictly):
     @classmethod
     def _no_secret_flags(cls, args: dict[str, Json]) -> dict[str, Json]:
         why = "would show a secret to everyone on the host; write `listen.api_key` or `secrets`"
-        _raise_all(((flag,), why) for flag in args if _SECRET_FLAG.match(flag))
+        raise_all(((flag,), why) for flag in args if SECRET_FLAG.match(flag))
         return args
 
     @field_validator("env")
     @classmethod
     def _no_secret_values(cls, env: dict[str, str]) -> dict[str, str]:
         why = "looks like a secret; write it under `secrets`, as a file on the host"
-        _raise_all(((name,), why) for name in env if _SECRET_ENV.match(name))
+        raise_all(((name,), why) for name in env if SECRET_ENV.match(name))
         return env
 
     @model_validator(mode="after")
@@ -1003,7 +669,7 @@ class Server(Strictly):
         found.extend(
             (("env", name), "is under `secrets` too") for name in self.env if name in self.secrets
         )
-        _raise_all(found)
+        raise_all(found)
         return self
 
 
@@ -1066,175 +732,3 @@ class Host(Strictly):
         description="More units that must never be touched; the built-in list always applies.",
         examples=[["dcgm-exporter.service"]],
     )
-
-
-# -- reading one document --------------------------------------------------------------------------------
-
-
-def read_server(
-    raw: Mapping[str, Any], engines: Mapping[str, EngineRules]
-) -> tuple[Server | None, list[Finding]]:
-    """Make a Server of a merged document (without apiVersion, kind, extends), or say all that is wrong."""
-    try:
-        server = Server.model_validate(raw, context={"engines": engines})
-    except ValidationError as error:
-        return None, _findings(error, Server, engines)
-    rules = engines[server.engine.name]
-    found = [
-        Finding(split_path(raw, path), "engine", text) for path, text in rules.problems(server)
-    ]
-    return (None if found else server), found
-
-
-def partial_problems(raw: Mapping[str, Any], engines: Mapping[str, EngineRules]) -> list[Finding]:
-    """Judge a part of a server (a profile): everything that is there, and nothing that is missing."""
-    try:
-        Server.model_validate(raw, context={"engines": engines})
-    except ValidationError as error:
-        return [f for f in _findings(error, Server, engines) if f.kind != "missing"]
-    return []
-
-
-def read_host(raw: Mapping[str, Any]) -> tuple[Host | None, list[Finding]]:
-    """Make a Host of a document, or say all that is wrong."""
-    try:
-        return Host.model_validate(raw), []
-    except ValidationError as error:
-        return None, _findings(error, Host, {})
-
-
-def split_path(raw: Any, path: str | Loc) -> Loc:
-    """Take a dotted path apart along the keys that are there, since keys may hold dots themselves."""
-    if not isinstance(path, str):
-        return path
-    loc: list[str | int] = []
-    rest = path.replace("[", ".").replace("]", "")
-    while rest:
-        keys = raw if isinstance(raw, Mapping) else {}
-        fits = [key for key in keys if rest == key or rest.startswith(f"{key}.")]
-        word = max(fits, key=len) if fits else rest.split(".", 1)[0]
-        rest = rest[len(word) + 1 :]
-        if isinstance(raw, (tuple, list)) and word.isdigit() and int(word) < len(raw):
-            loc.append(int(word))
-            raw = raw[int(word)]
-        else:
-            loc.append(word)
-            raw = keys.get(word)
-    return tuple(loc)
-
-
-def _findings(
-    error: ValidationError, model: type[BaseModel], engines: Mapping[str, EngineRules]
-) -> list[Finding]:
-    found = []
-    for detail in error.errors(include_url=False, include_context=True):
-        loc = tuple(part for part in detail["loc"] if part not in {"options", "limits"})
-        found.append(Finding(loc, detail["type"], _sentence(detail, loc, model, engines)))
-    return found
-
-
-def _sentence(
-    detail: Any, loc: Loc, model: type[BaseModel], engines: Mapping[str, EngineRules]
-) -> str:
-    """Say in plain words what pydantic found, without the value."""
-    kind, context, value = detail["type"], detail.get("ctx", {}), detail.get("input")
-    if kind == "extra_forbidden":
-        known = _keys_at(model, loc[:-1], engines)
-        return f"unknown key `{_cut(str(loc[-1]))}`{nearest(str(loc[-1]), known)}"
-    if kind == "missing":
-        return f"`{loc[-1]}` is missing"
-    if kind in _EXPECTED:
-        quotes = (
-            "; put it in quotes"
-            if kind == "string_type" and isinstance(value, (int, float))
-            else ""
-        )
-        return f"expected {_EXPECTED[kind]}, found {_kind_of(value)}{quotes}"
-    if kind == "literal_error":
-        words = re.findall(r"'([^']*)'", context["expected"])
-        hint = nearest(value, words) if isinstance(value, str) else ""
-        return f"must be {' or '.join(words)}{hint}"
-    for bound, word in (
-        ("ge", "at least"),
-        ("gt", "more than"),
-        ("le", "at most"),
-        ("lt", "less than"),
-    ):
-        if bound in context:
-            return f"must be {word} {context[bound]}"
-    if kind in {"string_too_short", "too_short"}:
-        return (
-            "is empty"
-            if context.get("min_length", 1) == 1
-            else f"needs {context['min_length']} or more"
-        )
-    if kind in {"string_too_long", "too_long"}:
-        return f"is longer than {context['max_length']}"
-    return str(detail["msg"])
-
-
-_EXPECTED: Final = {
-    "string_type": "text", "int_type": "a whole number", "int_from_float": "a whole number", "int_parsing": "a whole number",
-    "float_type": "a number", "bool_type": "true or false", "tuple_type": "a list", "list_type": "a list",
-    "dict_type": "a map", "model_type": "a map", "model_attributes_type": "a map", "is_instance_of": "a map",
-    "dataclass_type": "a map",
-}  # fmt: skip
-
-
-def _kind_of(value: Any) -> str:
-    match value:
-        case bool():
-            return "true or false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "text"
-        case Mapping():
-            return "a map"
-        case tuple() | list():
-            return "a list"
-        case _:
-            return "nothing"
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Suggest the nearest valid word, if one is near."""
-    near = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
-    return f"; did you mean `{near[0]}`?" if near else ""
-
-
-def _cut(text: str) -> str:
-    seen = "".join(c if c.isprintable() else "�" for c in text[:60])
-    return seen + ("…" if len(text) > 60 else "")
-
-
-def _keys_at(model: type[BaseModel], loc: Loc, engines: Mapping[str, EngineRules]) -> list[str]:
-    """Give the keys that are valid at a place, for the suggestion."""
-    here: Any = model
-    for part in loc:
-        fields = here.model_fields if _is_model(here) else {}
-        here = (
-            _inner(fields[part].annotation)
-            if part in fields
-            else (here if isinstance(part, int) else None)
-        )
-    if here is Engine:
-        options = [key for rules in engines.values() for key in rules.Options.model_fields]
-        return ["name", "version", *options]
-    if not _is_model(here):
-        return []
-    return [*here.model_fields, "extends"] if here is Server else list(here.model_fields)
-
-
-def _inner(annotation: Any) -> Any:
-    """Look through Optional, Annotated and tuple for the model inside."""
-    while not _is_model(annotation):
-        if typing.get_origin(annotation) is None:
-            return None
-        arguments = [a for a in typing.get_args(annotation) if a not in {types.NoneType, Ellipsis}]
-        annotation = arguments[0] if arguments else None
-    return annotation
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
