@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import grp
 import http.client
 import ipaddress
 import json
@@ -191,6 +192,15 @@ class RealMachine:
     def user(self, name: str) -> Reading:
         """Return a user's numbers, null when there is no such user."""
         return each_guarded([name], _user_numbers, FILE_SYSTEM_LIMIT_S)[0]
+
+    def ensure_group(self, gid: int) -> None:
+        """Make sure that a server's group number has an entry, which systemd insists on (216/GROUP)."""
+        with contextlib.suppress(KeyError):
+            grp.getgrgid(gid)
+            return
+        answer = capture(["groupadd", "-g", str(gid), f"reconciler-{gid}"], SYSTEMCTL_LIMIT_S)
+        if answer.exit_status != 0:
+            raise OSError(f"groupadd {gid}: {answer.stderr.strip()[:200]}")
 
     # -- the host lock -----------------------------------------------------------------------------
 

@@ -82,6 +82,9 @@ class Machine(Protocol):
     def user(self, name: str) -> Reading:
         """Known: {uid, gid, groups: [gid]} or null when there is no such user."""
 
+    def ensure_group(self, gid: int) -> None:
+        """Make sure that a group with this number exists: systemd starts no unit with a SupplementaryGroups= that has no entry (216/GROUP). Raises OSError."""
+
     # -- the host lock -----------------------------------------------------------------------------
 
     def lock(self, timeout_s: float) -> ContextManager[None]:

@@ -361,23 +361,23 @@ def read_proc_status(text: str) -> Reading:
         return unknown("not a status record")
 
 
-def read_cgroup(text: str) -> Reading:
+def read_cgroup(text: str, *, unified: bool = False) -> Reading:
     """Read `/proc/PID/cgroup`: known is the path that says who a process belongs to.
 
-    On v1 and hybrid hosts the `0::` line may be `/` or the container runtime's own service, so a named
-    controller is preferred.
+    Where systemd uses cgroup v2 alone (`unified`) it is the `0::` line. On v1 and hybrid hosts that line may
+    be `/` or the container runtime's own service, so a named controller that says anything is preferred.
     """
     paths: Dict[str, str] = {}
     for line in text.splitlines():
         parts = line.split(":", 2)
         if len(parts) == 3:
-            paths[parts[1]] = (
-                parts[2][: -len(" (deleted)")] if parts[2].endswith(" (deleted)") else parts[2]
-            )
-    for controller in ("name=systemd", "pids", "memory", ""):
-        if controller in paths:
+            gone = parts[2].endswith(" (deleted)")
+            paths[parts[1]] = parts[2][: -len(" (deleted)")] if gone else parts[2]
+    controllers = () if unified else ("name=systemd", "pids", "memory")
+    for controller in controllers:
+        if paths.get(controller, "/") != "/":
             return known(paths[controller])
-    return unknown("no control group line")
+    return known(paths[""]) if "" in paths else unknown("no control group line")
 
 
 def in_control_group(path: Optional[str], control_group: Optional[str]) -> bool:

@@ -207,7 +207,7 @@ def _quick_record(pid: int, proc: str) -> Optional[Dict[str, Any]]:
         return None
     base = _living_task(pid, facts, proc)
     status = read_proc_status(_read_text(f"{proc}/{pid}/status") or "").get("known") or {}
-    cgroup = read_cgroup(_read_text(f"{base}/cgroup") or "").get("known")
+    cgroup = process_cgroup(base)
     exe = _read_link(f"{base}/exe")
     return {
         "pid": pid,
@@ -258,8 +258,18 @@ def namespace_inode(base: str, kind: str) -> Optional[int]:
 
 # -- control groups ------------------------------------------------------------------------------------
 
+_CGROUP_ROOT = "/sys/fs/cgroup"
 
-def cgroup_directory(control_group: str, root: str = "/sys/fs/cgroup") -> Optional[str]:
+
+def process_cgroup(base: str) -> Optional[str]:
+    """Return the control group of a process as this layer's systemd sees it."""
+    unified = os.path.exists(f"{_CGROUP_ROOT}/cgroup.controllers")
+    reading = read_cgroup(_read_text(f"{base}/cgroup") or "", unified=unified)
+    path: Optional[str] = reading.get("known")
+    return path
+
+
+def cgroup_directory(control_group: str, root: str = _CGROUP_ROOT) -> Optional[str]:
     """Return where a unit's control group lies in the file system; None for a path that is no unit's."""
     parts = control_group.split("/")
     if not control_group.startswith("/") or len(parts) < 2 or set(parts[1:]) & {"", ".", ".."}:
@@ -468,6 +478,7 @@ def _scan_descriptors(scan: _Scan, pid: int) -> None:
             except OSError as error:
                 if error.errno not in _GONE and error.errno not in _NOT_A_DEVICE_NODE:
                     scan.unreadable.add(pid)
+                    return  # One is enough to prove nothing, and all others would say the same.
                 continue
             scan.add(pid, number, "fd")
 
@@ -584,8 +595,7 @@ def _socket_holders(inodes: Set[int], proc: str) -> Dict[int, List[int]]:
 
 
 def _listener(inode: int, address: str, pids: List[int], proc: str) -> Dict[str, Any]:
-    texts = [_read_text(f"{proc}/{pid}/cgroup") or "" for pid in pids]
-    cgroups = sorted({path for path in (read_cgroup(text).get("known") for text in texts) if path})
+    cgroups = sorted({path for path in (process_cgroup(f"{proc}/{pid}") for pid in pids) if path})
     units = {cgroup_owner(path)["unit"] for path in cgroups} - {None}
     return {
         "address": address,
