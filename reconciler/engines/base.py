@@ -1,0 +1,416 @@
+"""What a serving engine is to this product, and what its members share.
+
+An engine says how a server is started, how its command line reads back, what its answers over HTTP mean,
+and which combinations of fields it would refuse. It runs nothing: commands and requests are values, answers
+come in as status and bytes. Members are modules (`sglang`, `vllm`, `llamacpp`, `custom`), named in one table
+in `wiring`; each is a value of the Protocol `Engine`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from reconciler.core.spec import Server
+
+STATE_DIRECTORY = "/var/lib/reconciler"
+"""Where the helper keeps a server's records and the secrets files that it makes (root only)."""
+
+CREDENTIALS_DIRECTORY = "/run/credentials"
+"""Where systemd (247 and newer) shows a unit its credentials, readable by the unit's user alone."""
+
+ANSWER_MAX_BYTES = 1024 * 1024
+"""More than any answer read here has: SGLang's description of itself is some 20 kB, its metrics 200 kB."""
+
+Finding = tuple[str, str]
+"""A dotted field path of the spec, and a sentence about it."""
+
+
+# -- what an engine hands out --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything that a unit and a preflight need to know to start a server.
+
+    `secret_env` and `secret_config` name files on the host, never values: the helper reads them there and
+    makes `secrets.env` (NAME=value, read by systemd) and `secrets.yaml` (key: value, read by the engine).
+    `credentials` are files that systemd passes on under `credential_path`. `check_argv` is the command
+    whose help lists the flags that this installation knows; None where there is no way to ask.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    secret_env: Mapping[str, str] = field(default_factory=dict)
+    secret_config: Mapping[str, str] | None = None
+    credentials: Mapping[str, str] = field(default_factory=dict)
+    flags_to_check: tuple[str, ...] = ()
+    check_argv: tuple[str, ...] | None = None
+    paths: tuple[str, ...] = ()
+    no_new_privileges: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One request to the server. `authorized`: send the key of `listen.api_key` when there is one."""
+
+    method: str
+    path: str
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = None
+    authorized: bool = True
+    timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRequests:
+    """The rungs of readiness that are asked over HTTP, in order; None where an engine has none.
+
+    `alive` tells loading from serving cheaply; `generation` asks for one real token and alone proves
+    that the server can do its work.
+    """
+
+    alive: HttpRequest
+    generation: HttpRequest | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The server did what was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """Not ready, and nothing says that it will not be: ask again until the deadline."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """An answer that waiting does not cure: another model, another key, a request it cannot serve."""
+
+    why: str
+
+
+Answer = Ready | NotYet | Wrong
+
+
+class Engine(Protocol):
+    """One serving engine. `status` is None where no HTTP answer came (refused, timed out)."""
+
+    @property
+    def name(self) -> str:
+        """The word under `engine:`."""
+
+    @property
+    def Options(self) -> type[BaseModel]:  # noqa: N802  (a type, not a value)
+        """The model of the engine's own fields under `engine:`."""
+
+    @property
+    def ready_path(self) -> str:
+        """The path whose 200 means most; for people and for documentation."""
+
+    @property
+    def drains_on_term(self) -> bool:
+        """Whether SIGTERM lets requests in flight end (without a limit of its own)."""
+
+    @property
+    def stop_extra_s(self) -> float:
+        """How long the engine may take to end after its last request, by its own constants."""
+
+    def problems(self, server: Server) -> Sequence[Finding]:
+        """Say what this engine would refuse, or silently do otherwise than written."""
+
+    def warnings(self, server: Server) -> Sequence[Finding]:
+        """Say what is accepted and still worth a look: deprecated, adjusted, checked with a neighbour."""
+
+    def render(self, server: Server, gpu_uuids: Sequence[str]) -> Launch:
+        """Return how this server is started on these GPUs. The spec has no `problems`."""
+
+    def read_argv(
+        self, argv: Sequence[str], environment: Mapping[str, str], *, version: str | None = None
+    ) -> dict[str, object]:
+        """Read a command line, ours or a stranger's, back into the words of a spec.
+
+        Compare it with what the same function reads from a rendered argv: both sides are then
+        normalised alike.
+        """
+
+    def ready_requests(self, server: Server) -> ReadyRequests:
+        """Return what to ask a starting server."""
+
+    def alive(self, server: Server, status: int | None, body: bytes) -> Answer:
+        """Read the answer to `ready_requests().alive`."""
+
+    def generation_ok(self, server: Server, status: int | None, body: bytes) -> Answer:
+        """Read the answer to `ready_requests().generation`."""
+
+    def in_flight_request(self, server: Server) -> HttpRequest | None:
+        """Return how to ask for the number of requests running and waiting; None: it cannot be asked."""
+
+    def in_flight(self, status: int | None, body: bytes) -> int | None:
+        """Read that number. None is unknown, never zero."""
+
+
+# -- what every engine does alike ----------------------------------------------------------------------
+
+
+def environment(server: Server, gpu_uuids: Sequence[str]) -> dict[str, str]:
+    """Return the plain environment: what the spec sets, and the GPUs by UUID.
+
+    UUIDs and not indices, since an index counts anew in every container and at every boot. A server
+    without GPUs sees none.
+    """
+    return {**server.env, "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids)}
+
+
+def secret_environment(server: Server) -> dict[str, str]:
+    """Return the spec's secrets: name → file on the host."""
+    return {name: secret.file for name, secret in sorted(server.secrets.items())}
+
+
+def secrets_env_path(server_name: str) -> str:
+    """Return where the helper writes a server's secret environment."""
+    return f"{STATE_DIRECTORY}/{server_name}/secrets.env"
+
+
+def secrets_yaml_path(server_name: str) -> str:
+    """Return where the helper writes a server's secret configuration."""
+    return f"{STATE_DIRECTORY}/{server_name}/secrets.yaml"
+
+
+def credential_path(unit: str, name: str) -> str:
+    """Return where the unit's process finds the credential of this name."""
+    return f"{CREDENTIALS_DIRECTORY}/{unit}/{name}"
+
+
+def served_name(server: Server) -> str | None:
+    """Return the model's name as clients ask for it; None where only the server knows."""
+    return server.served_model_name or server.model
+
+
+def is_path(model: str) -> bool:
+    """Say whether a model is a place on the host and not a name at a hub."""
+    return model.startswith("/")
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Return a version as numbers to compare by: `0.5.10.post1` → (0, 5, 10, 1)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:6])
+
+
+# -- answers that several engines give -------------------------------------------------------------------
+
+
+def completion_request(server: Server) -> HttpRequest:
+    """Ask for one token, in the form that every engine here knows."""
+    return post("/v1/completions", _question(server, prompt="Hello"))
+
+
+def chat_request(server: Server) -> HttpRequest:
+    """Ask for one token of an engine that only chats."""
+    return post(
+        "/v1/chat/completions", _question(server, messages=[{"role": "user", "content": "Hello"}])
+    )
+
+
+def _question(server: Server, **asked: object) -> dict[str, object]:
+    name = served_name(server)
+    model = {} if name is None else {"model": name}
+    return {**model, **asked, "max_tokens": 1, "temperature": 0, "stream": False}
+
+
+def post(path: str, question: Mapping[str, object]) -> HttpRequest:
+    """Send JSON. A minute: the first token of a server that warms up may compile kernels."""
+    body = json.dumps(question, separators=(",", ":")).encode()
+    return HttpRequest("POST", path, (("Content-Type", "application/json"),), body, timeout_s=60.0)
+
+
+def completion_answer(server: Server, status: int | None, body: bytes) -> Answer:
+    """Judge the answer to `completion_request` (or its chat form).
+
+    Ready needs a token, or a reason why the text ended, and no error object; a 200 alone is not enough,
+    since some engines answer errors with it. A 5xx may pass while the server warms up.
+    """
+    if status is None:
+        return NotYet("the port does not answer")
+    if status in {401, 403}:
+        return Wrong(f"it is up and refuses our key (HTTP {status}); see listen.api_key")
+    answer = json_object(body)
+    error = _error_text(answer)
+    if status == 404:
+        return Wrong(error or "it does not offer this model, or no completions (HTTP 404)")
+    if status in {408, 425, 429} or status >= 500:
+        return NotYet(error or f"HTTP {status}")
+    if status != 200:
+        return Wrong(error or f"HTTP {status}")
+    if answer is None:
+        return Wrong("HTTP 200 without a JSON object")
+    if "error" in answer:
+        return Wrong(error or "HTTP 200 with an error inside")
+    return _model_answers(answer, served_name(server))
+
+
+def _model_answers(answer: Mapping[str, object], expected: str | None) -> Answer:
+    model = answer.get("model")
+    if expected and isinstance(model, str) and not _same_model(model, expected):
+        return Wrong(f"the model that answers is {model[:200]!r}, not {expected!r}")
+    choices = answer.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(first, dict):
+        return Wrong("HTTP 200 without a completion")
+    usage = answer.get("usage")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    if (isinstance(tokens, int) and tokens >= 1) or first.get("finish_reason"):
+        return Ready()
+    return Wrong("HTTP 200 and not one token")
+
+
+def _same_model(model: str, expected: str) -> bool:
+    # llama.cpp names a model by its file when no alias was given.
+    return model == expected or (is_path(expected) and expected.endswith(f"/{model}"))
+
+
+def _error_text(answer: Mapping[str, object] | None) -> str:
+    error = (answer or {}).get("error")
+    if isinstance(error, dict):
+        error = error.get("message")
+    text = error if isinstance(error, str) else (answer or {}).get("message")
+    return f"it says: {text[:300]}" if isinstance(text, str) and text else ""
+
+
+def health_answer(status: int | None, *, loading: Iterable[int] = (503,)) -> Answer:
+    """Judge a plain health path. 401 and 403 are the words of a living server."""
+    if status is None:
+        return NotYet("the port does not answer")
+    if status in {200, 401, 403}:
+        return Ready()
+    if status in set(loading):
+        return NotYet(f"it is up and still loading (HTTP {status})")
+    if status == 404:
+        return Wrong(
+            "it has no such health path (HTTP 404); is this the engine that the spec names?"
+        )
+    return NotYet(f"HTTP {status}")
+
+
+def json_object(body: bytes) -> dict[str, object] | None:
+    """Read a JSON object; None for anything else."""
+    value = json_value(body)
+    return value if isinstance(value, dict) else None
+
+
+def json_value(body: bytes) -> object:
+    """Read JSON of an answer; None where it is none, too long or too deep."""
+    if len(body) > ANSWER_MAX_BYTES:
+        return None
+    try:
+        value: object = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
+_SAMPLE = re.compile(r"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{.*\})?\s+([^\s]+)(?:\s+-?\d+)?")
+
+
+def metric_sum(body: bytes, names: Iterable[str]) -> int | None:
+    """Add up all samples of the named gauges in Prometheus text; None when not one is there.
+
+    Tolerant of lines that are none: only the asked-for names matter. Sums over label sets (ranks,
+    engines), since each counts its own requests. A sample that is no finite count makes the sum unknown.
+    """
+    wanted = frozenset(names)
+    total: float | None = None
+    for line in body.decode(errors="replace").splitlines():
+        match = _SAMPLE.fullmatch(line.strip())
+        if match is None or match.group(1) not in wanted:
+            continue
+        try:
+            value = float(match.group(2))
+        except ValueError:
+            return None
+        if not math.isfinite(value) or value < 0:
+            return None
+        total = (total or 0.0) + value
+    return None if total is None else math.ceil(total)
+
+
+_SECRET_KEY = re.compile(
+    r"api[-_]?key|token$|secret|password|credential|authorization", re.IGNORECASE
+)
+
+
+def redacted(value: object) -> object:
+    """Return a copy of JSON without secrets: an engine's description of itself holds its keys in clear."""
+    if isinstance(value, dict):
+        return {
+            key: "(redacted)" if _SECRET_KEY.search(str(key)) and inner else redacted(inner)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return _without_secret_arguments(value)
+    return value
+
+
+_SECRET_FLAG = re.compile(
+    r"--?(?:[a-z-]+[-_])?(?:api[-_]key|hf[-_]token)(=.*)?", re.IGNORECASE | re.DOTALL
+)
+
+
+def _without_secret_arguments(items: list[object]) -> list[object]:
+    out: list[object] = []
+    hiding = False  # vLLM takes several keys after one flag: hide up to the next flag.
+    for item in items:
+        flag = _SECRET_FLAG.fullmatch(item) if isinstance(item, str) else None
+        if flag is not None and isinstance(item, str):
+            out.append(f"{item.partition('=')[0]}=(redacted)" if flag.group(1) else item)
+            hiding = not flag.group(1)
+            continue
+        hiding = hiding and not (isinstance(item, str) and item.startswith("--"))
+        out.append("(redacted)" if hiding else redacted(item))
+    return out
+
+
+def without_secrets(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return a stranger's argv fit to be shown: the values of key flags are taken out."""
+    return tuple(str(item) for item in _without_secret_arguments(list(argv)))
+
+
+__all__ = [
+    "Answer",
+    "Engine",
+    "Finding",
+    "HttpRequest",
+    "Launch",
+    "NotYet",
+    "Ready",
+    "ReadyRequests",
+    "Wrong",
+    "chat_request",
+    "completion_answer",
+    "completion_request",
+    "credential_path",
+    "environment",
+    "health_answer",
+    "is_path",
+    "json_object",
+    "json_value",
+    "metric_sum",
+    "post",
+    "redacted",
+    "secret_environment",
+    "secrets_env_path",
+    "secrets_yaml_path",
+    "served_name",
+    "version_key",
+    "without_secrets",
+]
