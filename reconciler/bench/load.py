@@ -19,6 +19,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import cast
 
 from reconciler.bench.answer import Answer, AnswerError
 from reconciler.bench.load_plan import Api, Endpoint, LoadPlan, Progress, request_body
@@ -122,8 +123,8 @@ class _Connection(asyncio.Protocol):
         self.served = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        # uvloop's transports are asyncio's in all but their class.
+        self.transport = cast("asyncio.Transport", transport)
         self.open = True
 
     def send(self, exchange: _Exchange, request: bytes) -> None:
