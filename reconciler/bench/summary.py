@@ -304,7 +304,8 @@ def _acceptance(read: Sequence[tuple[Record, Reading]], collected: Collected) ->
 
 
 _COUNTER = re.compile(
-    r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens)_total(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE
+    r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens)_total(?:\{[^}]*\})?\s+(\S+)",
+    re.MULTILINE,
 )
 
 

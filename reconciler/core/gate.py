@@ -744,7 +744,7 @@ def _baseline_rows(
     rows, notes = [], []
     for name in names:
         margin = max_loss * (TTFT_MARGIN_FACTOR if name == "ttft" else 1)
-        row, note = _compared(name, min(margin, 0.9), rounds, base, comparisons)
+        row, note = _compared(name, margin, rounds, base, comparisons)
         rows += [row] if row else []
         notes += [note] if note else []
     return rows, notes
@@ -790,7 +790,8 @@ def _compared(
         return None, f"{rounds[0].run}: {name} was not measured in both, so not compared"
     sign = -1 if name == "ttft" else 1
     gain = sign * (_mean(new) - _mean(old))
-    bound = math.log(1 - margin) if sign > 0 else -math.log(1 + margin)
+    # A loss of all of it is no margin that a logarithm knows.
+    bound = math.log(max(1 - margin, 1e-3)) if sign > 0 else -math.log(1 + margin)
     measured = math.exp(_mean(new) - _mean(old))
     key = f"{name}_against_baseline"
     limit = math.exp(sign * bound)

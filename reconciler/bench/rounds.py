@@ -1,0 +1,229 @@
+"""The gate as a sequence of rounds: warm up, ask for quality, measure, judge, and stop as soon as it is clear.
+
+Runs take turns (1, 64, 1, 64, ...), so that a GPU that grows hot slows all of them alike. After each round the
+judgement in `core/gate.py` says whether another is wanted; a definite fail ends the gate at once, since
+the service is waiting for its old revision. The deadline is the spec's `timeouts.gate`.
+
+Straight blocking code: the event loop is inside `load.collect`. `core/rollout.py` acts on the outcome.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from reconciler.bench import load, quality
+from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress
+from reconciler.bench.workloads import GREEDY_WARNING, SAMPLING, prompt_set, warm_up_set
+from reconciler.core.gate import (
+    MAX_ROUNDS,
+    MIN_ROUNDS,
+    Baseline,
+    QualityResult,
+    Reason,
+    ReasonCode,
+    RunResult,
+    Verdict,
+    VerdictKind,
+    judge,
+)
+
+if TYPE_CHECKING:
+    from reconciler.core.spec import Gate, GateRun
+
+# Kernels compile and graphs are captured on the first requests of a shape: warm until two rounds agree.
+_WARM_ROUNDS = 5
+_WARM_ENOUGH = 0.05
+_WARM_TOKENS = 32
+# An infrastructure error is measured again so often before it is the verdict.
+_TRIES = 2
+_ANSWER_LIMIT_S = 60.0
+_IDLE_LIMIT_S = 30.0
+
+OnProgress = Callable[[Progress], None]
+Measure = Callable[[LoadPlan, Endpoint], RunResult]
+
+
+@dataclass(frozen=True, slots=True)
+class GateOutcome:
+    """How a gate ended, with everything that was measured."""
+
+    verdict: Verdict
+    results: tuple[RunResult, ...]
+    rounds: int
+    quality: QualityResult | None = None
+    took_s: float = 0.0
+
+    def as_baseline(self, revision: str) -> Baseline:
+        """Give what is to be stored with the revision, once it is applied."""
+        measured = tuple(r for r in self.results if r.infrastructure is None)
+        return Baseline(revision, measured, self.quality)
+
+
+def run_gate(
+    gate: Gate,
+    endpoint: Endpoint,
+    baseline: Baseline | None,
+    *,
+    server_info: Mapping[str, str] | None = None,
+    deadline_s: float,
+    on_progress: OnProgress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> GateOutcome:
+    """Measure a server until its gate has an answer or the time is over.
+
+    `server_info` holds what a comparison with the baseline needs to be equal (GPU model, driver, power
+    limit, model). Blocks; interrupting it (Ctrl-C) ends the requests in flight and raises.
+    """
+    endpoint = replace(endpoint, server=dict(server_info or endpoint.server))
+    sequence = _Sequence(gate, endpoint, baseline, clock() + deadline_s, clock, on_progress)
+    return sequence.run()
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One gate under way."""
+
+    gate: Gate
+    endpoint: Endpoint
+    baseline: Baseline | None
+    due: float
+    clock: Callable[[], float]
+    on_progress: OnProgress | None
+    results: list[RunResult] = field(default_factory=list)
+    quality: QualityResult | None = None
+    took: dict[str, float] = field(default_factory=dict)
+    salt: str = field(default_factory=lambda: secrets.token_hex(3))
+
+    def run(self) -> GateOutcome:
+        """Ask, measure, judge."""
+        began = self.clock()
+        verdict = self._asked()
+        rounds = 0
+        while verdict is None or verdict.more_rounds_wanted:
+            rounds += 1
+            verdict, whole = self._round(rounds)
+            if not whole:
+                break
+        if self.gate.workload == "greedy":
+            verdict = replace(verdict, notes=(*verdict.notes, GREEDY_WARNING))
+        return GateOutcome(verdict, tuple(self.results), rounds, self.quality, self.clock() - began)
+
+    def _asked(self) -> Verdict | None:
+        """Ask the quality questions first; a verdict only if they settle it."""
+        if self.gate.quality == "off":
+            return None
+        for _ in range(_TRIES):
+            self.quality = quality.ask(
+                self.endpoint,
+                salt=f"{self.salt}q",
+                deadline_s=self._left(),
+                on_progress=self.on_progress,
+            )
+            if self.quality.infrastructure is None:
+                break
+        verdict = judge(self.gate, self.results, self.baseline, self.quality)
+        if verdict.kind is VerdictKind.ERROR and self._left() <= 0:
+            return _out_of_time(verdict, "while the quality prompts were asked")
+        return verdict if verdict.kind in {VerdictKind.FAIL, VerdictKind.ERROR} else None
+
+    def _round(self, number: int) -> tuple[Verdict, bool]:
+        """Measure every run once; say what follows, and whether the round was whole."""
+        verdict = judge(self.gate, self.results, self.baseline, self.quality)
+        for run in self.gate.runs:
+            if self._left() <= self.took.get(run.name, 0.0):
+                return _out_of_time(verdict, f"in round {number}, before {run.name}"), False
+            if number == 1:
+                self._warm_up(run)
+            began = self.clock()
+            result = self._measured(run, number)
+            self.took[run.name] = self.clock() - began
+            if result.infrastructure is ReasonCode.DEADLINE:
+                why = f"in round {number} of {run.name}: {result.infrastructure_message}"
+                return _out_of_time(verdict, why), False
+            self.results.append(result)
+            verdict = judge(self.gate, self.results, self.baseline, self.quality)
+            if verdict.kind in {VerdictKind.FAIL, VerdictKind.ERROR}:
+                return verdict, False
+        return verdict, True
+
+    def _measured(self, run: GateRun, number: int) -> RunResult:
+        """Measure a run, once more if the infrastructure was in the way."""
+        plan = self._plan(run, number)
+        result = load.measure(plan, self.endpoint, on_progress=self.on_progress)
+        for again in range(1, _TRIES):
+            if result.infrastructure in {None, ReasonCode.DEADLINE} or self._left() <= 0:
+                break
+            plan = replace(plan, salt=f"{plan.salt}r{again}", deadline_s=self._left())
+            result = load.measure(plan, self.endpoint, on_progress=self.on_progress)
+        return result
+
+    def _plan(self, run: GateRun, number: int) -> LoadPlan:
+        count = round_requests(run)
+        budget = int(self.gate.max_error_rate * count * MIN_ROUNDS)
+        return LoadPlan(
+            run=run.name,
+            round=number,
+            prompts=prompt_set(),
+            concurrency=run.concurrency,
+            requests=count,
+            max_tokens=run.max_tokens,
+            workload=self.gate.workload,
+            sampling=SAMPLING[self.gate.workload],
+            salt=f"{self.salt}{run.name[:8]}{number}.",
+            ttft_limit_s=_ANSWER_LIMIT_S,
+            idle_limit_s=_IDLE_LIMIT_S,
+            deadline_s=self._left(),
+            # One beyond the budget settles it; two more are kept as evidence.
+            stop_after_failures=budget + 2,
+        )
+
+    def _warm_up(self, run: GateRun) -> None:
+        """Send unmeasured requests at the run's concurrency until two rounds are alike."""
+        before: float | None = None
+        plan = replace(
+            self._plan(run, 0),
+            prompts=warm_up_set(),
+            requests=run.concurrency,
+            max_tokens=min(run.max_tokens, _WARM_TOKENS),
+        )
+        for number in range(_WARM_ROUNDS):
+            if self._left() <= 0:
+                return
+            warm = replace(plan, salt=f"{plan.salt}w{number}", deadline_s=self._left())
+            result = load.measure(warm, self.endpoint, on_progress=self.on_progress)
+            speed = result.decode_tps.p50
+            if speed is None or result.infrastructure is not None:
+                return
+            if before is not None and abs(speed / before - 1) < _WARM_ENOUGH:
+                return
+            before = speed
+
+    def _left(self) -> float:
+        return max(0.0, self.due - self.clock())
+
+
+def round_requests(run: GateRun) -> int:
+    """Give the requests of one round: the spec's number, spread over the fewest rounds that decide.
+
+    A round of fewer than two answers a stream would be all ramp and drain.
+    """
+    spread = -(-run.requests // MIN_ROUNDS)
+    return max(spread, min(run.requests, 2 * run.concurrency if run.concurrency > 1 else 1))
+
+
+def _out_of_time(verdict: Verdict, where: str) -> Verdict:
+    """Say that the time was over before there was an answer; what is proven stays."""
+    if verdict.kind is VerdictKind.FAIL:
+        return verdict
+    message = f"the gate's time was over {where}; raise timeouts.gate, or ask for fewer requests or tokens"
+    reasons = (Reason(ReasonCode.DEADLINE, message), *verdict.reasons)
+    return replace(
+        verdict, kind=VerdictKind.INCONCLUSIVE, reasons=reasons, more_rounds_wanted=False
+    )
+
+
+assert MIN_ROUNDS <= MAX_ROUNDS
