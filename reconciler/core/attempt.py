@@ -23,6 +23,7 @@ class Leg(StrEnum):
     FORWARD = "forward"
     BACK = "back"
     DOWN = "down"
+    VERIFY = "verify"
 
 
 class Phase(StrEnum):
@@ -49,6 +50,8 @@ ORDER: Mapping[Leg, tuple[Phase, ...]] = {
     Leg.BACK: (P.DISARM, P.STOP, P.RELEASE, P.INSTALL, P.START, P.READY, P.COMMIT, P.FINISHED),
     # `on_failure: stop`, and failures with nothing good to return to.
     Leg.DOWN: (P.DISARM, P.STOP, P.RELEASE, P.INSTALL, P.COMMIT, P.FINISHED),
+    # A process that is not touched: restarted by itself since it was applied, or only settings of its unit change.
+    Leg.VERIFY: (P.ACQUIRE, P.READY, P.COMMIT, P.FINISHED),
 }
 
 
@@ -68,7 +71,8 @@ class Member:
     """One server of the attempt: where it comes from, where it goes, and what we know of it so far.
 
     `new` is None for `state: stopped`; `old` is None when nothing good exists to return to. `invocation` is
-    the process that ran when we came; `previous` the last one seen before our start; `started` ours.
+    the process that ran when we came; `previous` the last one seen before our start; `started` ours. `planned_on` is
+    the applied revision that the plan was made on: if it is another one by now, the plan is stale.
     """
 
     server: str
@@ -82,6 +86,7 @@ class Member:
     port: int | None = None
     saved_sha: str | None = None
     adopt: bool = False
+    planned_on: str = ""
     policy_digest: str = ""
     fence: Fence | None = None
     lease_until: float = 0.0

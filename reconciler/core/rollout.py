@@ -88,12 +88,8 @@ def step(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
             return replace(state, tries=state.tries + 1), Wait(0.5, reply.message)
         case Claimed():
             return _claimed(state, reply)
-        case Waited(stop=True) if state.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
-            return _end(
-                state,
-                Failure(state.phase, Reason.INTERRUPTED, "interrupted; nothing was changed", ""),
-                reply,
-            )
+        case Waited(stop=True) if state.leg is Leg.FORWARD and state.phase is not Phase.COMMIT:
+            return _failed(Fail(state, Reason.INTERRUPTED, "interrupted"), reply)
         case _:
             return _advance(replace(state, trouble_since=None), reply)
 
@@ -111,7 +107,7 @@ def _advance(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
             return _guarded(
                 state.with_members({index: {"rejection_recorded": True}}), record, reply
             )
-        if isinstance(reply, Observed) and (reboot := _reboot_seen(state, reply)):
+        if isinstance(reply, Observed) and _reboot_seen(state, reply):
             return _rebooted(state, reply.now)
         move = _step_of(state.phase)(state, reply)
         match move:
@@ -302,10 +298,10 @@ def _failed(fail: Fail, reply: Reply) -> tuple[Attempt, Effect]:
     """Choose the way on after a failure: nothing to undo, back, down, or stand still and say so."""
     state = fail.state
     failure = Failure(state.phase, fail.reason, fail.sentence, state.member.server, fail.rejects)
+    if state.leg is Leg.VERIFY or state.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
+        return _end(state, failure, reply)
     if state.leg is not Leg.FORWARD:
         return _back_failed(state, failure, reply)
-    if state.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
-        return _end(state, failure, reply)
     state = replace(state, failure=failure, samples=(), escalated=())
     if (
         failure.reason in {Reason.GATE_INCONCLUSIVE, Reason.GATE_ERROR}
@@ -313,7 +309,10 @@ def _failed(fail: Fail, reply: Reply) -> tuple[Attempt, Effect]:
     ):
         return _settle_all(replace(state, held=True), "held", reply)
     touched = any(m.stopped for m in state.members)
-    mode = state.member.on_failure if touched and _started(state) else "rollback"
+    interrupted = failure.reason is Reason.INTERRUPTED
+    mode = (
+        state.member.on_failure if touched and _started(state) and not interrupted else "rollback"
+    )
     if mode == "leave":
         return _settle_all(state, "kept", reply)
     if mode == "stop":
@@ -381,6 +380,8 @@ def _rejection(member: Member, failure: Failure) -> Record:
 
 # -- the end ------------------------------------------------------------------------------------------------
 
+WHEN_FREE = "The server is down; the host starts the last good revision by itself once its GPUs are proven free"
+
 SETTLED, REJECTED, NOTED, GIVEN_BACK = 1, 2, 3, 4
 """How far a member has come in the finishing step: each effect once, in this order."""
 
@@ -400,10 +401,7 @@ def _finish(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
         since = reply.now if state.trouble_since is None else state.trouble_since
         state = replace(state, trouble_since=since)
         index = min(state.cursor, len(state.members) - 1)
-        unsettled = (
-            bool(state.members[index].settle)
-            and state.members[index].finished <= SETTLED
-        )
+        unsettled = bool(state.members[index].settle) and state.members[index].finished <= SETTLED
         if unsettled and reply.now - since < PATIENCE_S:
             member = state.members[index]
             state = state.with_members({index: {"fence": None, "finished": 0}})
@@ -497,6 +495,14 @@ def _result(state: Attempt, member: Member) -> tuple[str, Outcome, Reason, str, 
     )
     if failure.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
         return member.server, Outcome.REFUSED, failure.reason, sentence, revision
+    if state.leg is Leg.VERIFY:
+        return (
+            member.server,
+            Outcome.FAILED,
+            failure.reason,
+            f"{sentence}. It was left running, unproven",
+            revision,
+        )
     if state.held:
         return (
             member.server,
@@ -511,8 +517,7 @@ def _result(state: Attempt, member: Member) -> tuple[str, Outcome, Reason, str, 
             member.server,
             Outcome.ROLLBACK_FAILED,
             failure.reason,
-            f"{sentence}. Going back failed as well: {state.back_failure.sentence}. The server is down; the host starts the last good "
-            "revision by itself once its GPUs are proven free",
+            f"{sentence}. Going back failed as well: {state.back_failure.sentence}. {WHEN_FREE}",
             old,
         )
     if state.leg is Leg.BACK:

@@ -105,7 +105,7 @@ def here(state: Attempt, reply: Observed) -> tuple[Member, LiveServer, float]:
 def target_of(state: Attempt, member: Member) -> Target | None:
     """Give the revision that this leg brings up; None when it ends with the server down."""
     match state.leg:
-        case Leg.FORWARD:
+        case Leg.FORWARD | Leg.VERIFY:
             return member.new
         case Leg.BACK:
             return member.old
@@ -144,7 +144,13 @@ def acquire(state: Attempt, reply: Reply) -> Move:
             Reason.LEASE_HELD,
             f"another rollout of {member.server} is under way on the host; nothing was changed. Run again to go on with it",
         )
+    applied = records.applied.revision if records.applied else ""
+    if applied != member.planned_on and not state.resumed:
+        sentence = f"{member.server} has {applied[:12] or 'nothing'} applied by now, the plan was made on {member.planned_on[:12] or 'nothing'}; nothing was changed"
+        return Fail(state, Reason.PLAN_STALE, sentence)
     state = state.with_member(invocation=member.invocation or found.invocation)
+    if state.leg is Leg.VERIFY:
+        state = state.with_member(started=found.invocation)
     if member.new is not None:
         if records.bindings is None or list(records.bindings.get("gpus") or ()) != list(
             member.new.gpu_uuids
@@ -622,7 +628,12 @@ def commit(state: Attempt, reply: Reply) -> Move:
         return look(state)
     _, found, _ = here(state, reply)
     records = found.known_records
-    if records is not None and records.intent is None and not records.disarmed:
+    if (
+        state.leg is not Leg.VERIFY
+        and records is not None
+        and records.intent is None
+        and not records.disarmed
+    ):
         return _ended_before(state, found, target)
     if untouched(state, member, found) or (
         state.leg is Leg.BACK and target is not None and target.is_original

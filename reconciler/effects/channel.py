@@ -159,7 +159,7 @@ class HelperChannel:
             self.close()
             raise
         except OutcomeUnknownError as error:
-            said = _last_line(self._session.stderr_tail()) if self._session else ""
+            said = _last_line(self._session.stderr_tail()) if self._session is not None else ""
             self.close()
             if fresh and (refusal := _start_refusal(said)):
                 raise CommandFailedError(self.host, refusal) from error

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from reconciler.core.attempt import Attempt, Member, Phase, dump
+from reconciler.core.attempt import Attempt, Leg, Member, Phase, dump
 from reconciler.core.desired import Target
 from reconciler.core.effect import (
     Acted,
@@ -195,7 +195,9 @@ class Performer:
             fence=_fence(member.fence),
             boot_id=member.boot_id,
             not_after=self.time.later(self.ports.clock.now(), limit),
-            intent=None if state.phase is Phase.FINISHED else intent_of(state, member),
+            intent=None
+            if state.phase is Phase.FINISHED or state.leg is Leg.VERIFY
+            else intent_of(state, member),
         )
         return self._ask(request, effect)
 
@@ -381,7 +383,7 @@ def verb_of(effect: Mutation) -> tuple[str, dict[str, Any]]:
                 "text": target.unit_text,
                 "invocation": effect.invocation,
                 "applied": applied,
-                "gate": evidence,
+                "gate": None if evidence.get("kind") == "smoke" else evidence,
                 "saved_sha": effect.saved_sha,
             }
         case Settle():

@@ -1,0 +1,129 @@
+"""How one server stands: what the spec changes, and where the host has moved away from what was applied.
+
+Two different questions, never mixed: *out of sync* means the spec moved, *drifted* means the host moved. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from reconciler.core.applied import Applied
+from reconciler.core.desired import Target, text_sha256
+from reconciler.core.live import Known, LiveServer, Unknown
+
+
+class SyncStatus(StrEnum):
+    """How one server stands against its spec, in one word."""
+
+    IN_SYNC = "InSync"
+    OUT_OF_SYNC = "OutOfSync"
+    DRIFTED = "Drifted"
+    UNVERIFIED = "Unverified"
+    DOWN = "Down"
+    ABSENT = "Absent"
+    NOT_OURS = "NotOurs"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One way in which the host differs from what was applied there. `what` is a stable word."""
+
+    what: str
+    sentence: str
+
+
+def drift_of(live: LiveServer, applied: Applied | None) -> tuple[Drift, ...]:
+    """List where the host has moved away from the applied revision. Empty also when nothing was ever applied."""
+    if applied is None:
+        return ()
+    found: list[Drift] = []
+    match live.permanent:
+        case Known(value=None):
+            found.append(Drift("unit-missing", f"{live.unit_name}'s file is gone from the host"))
+        case Known(value=str() as text) if (
+            applied.unit_sha256 and text_sha256(text) != applied.unit_sha256
+        ):
+            found.append(
+                Drift(
+                    "unit-edited", f"{live.unit_name} was edited on the host since it was applied"
+                )
+            )
+        case _:
+            pass
+    match live.files:
+        case Known(value=files):
+            for path, _ in files.drop_ins:
+                if not path.endswith("/zz-reconciler-disarm.conf") and "/service.d/" not in path:
+                    found.append(
+                        Drift("drop-in", f"{path} changes the unit behind the spec's back")
+                    )
+        case _:
+            pass
+    match live.unit:
+        case Known(value=unit):
+            if unit.phase in {"down", "not-found"}:
+                found.append(
+                    Drift("down", f"{live.unit_name} is {unit.active_state} (result {unit.result})")
+                )
+            elif unit.phase == "looping":
+                found.append(
+                    Drift(
+                        "looping",
+                        f"{live.unit_name} restarts in a loop ({unit.restarts} times so far)",
+                    )
+                )
+            elif unit.invocation != applied.invocation:
+                found.append(
+                    Drift(
+                        "unverified",
+                        f"{live.unit_name} was restarted since it was applied; this run is not proven yet",
+                    )
+                )
+        case _:
+            pass
+    found.extend(_port_drift(live))
+    return tuple(found)
+
+
+def _port_drift(live: LiveServer) -> list[Drift]:
+    if isinstance(live.listeners, Unknown) or isinstance(live.pids, Unknown):
+        return []
+    own = set(live.pids.value)
+    return [
+        Drift(
+            "port",
+            f"{listener.address} is listened on by {', '.join(listener.units) or 'an unknown process'} as well",
+        )
+        for listener in live.listeners.value
+        if not listener.pids or not set(listener.pids) <= own
+    ]
+
+
+def sync_status(target: Target | None, live: LiveServer, applied: Applied | None) -> SyncStatus:
+    """Say how one server stands. The order of the cases is the policy.
+
+    A server that runs something we never applied has drifted even when the spec moved on as well: someone was on the
+    host, and the operator should read that before their work is overwritten.
+    """
+    if (
+        isinstance(live.unit, Unknown)
+        or isinstance(live.permanent, Unknown)
+        or live.known_records is None
+    ):
+        return SyncStatus.UNKNOWN  # Never ABSENT: a silent host proves nothing.
+    kinds = {d.what for d in drift_of(live, applied)}
+    if applied is None:
+        return (
+            SyncStatus.ABSENT if live.unit.value.load_state == "not-found" else SyncStatus.NOT_OURS
+        )
+    if kinds & {"unit-missing", "unit-edited", "drop-in", "port"}:
+        return SyncStatus.DRIFTED
+    if target is not None and applied.revision != target.revision:
+        return SyncStatus.OUT_OF_SYNC
+    if target is None:
+        return SyncStatus.IN_SYNC if "down" in kinds else SyncStatus.OUT_OF_SYNC
+    if kinds & {"down", "looping"}:
+        return SyncStatus.DOWN
+    return SyncStatus.UNVERIFIED if "unverified" in kinds else SyncStatus.IN_SYNC

@@ -1,0 +1,504 @@
+"""What would be done to one server, and why, with nothing left to decide. Pure; same input, same plan, byte for byte.
+
+All judgement is spent here, where the dry run shows it. What is executed is the plan that was shown (same hash), or it
+is planned again (S20). A plan also says what it does *not* do, and what that waits for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from reconciler.core import attempt as attempts
+from reconciler.core.attempt import Attempt, Leg, Member, Phase
+from reconciler.core.conditions import Outcome, Reason
+from reconciler.core.desired import ORIGINAL, Budgets, Target, text_sha256
+from reconciler.core.diff import Drift, drift_of
+from reconciler.core.live import Known, LiveServer, Unknown
+from reconciler.core.preflight import ownership_refusal
+from reconciler.core.revision import Change, EffectClass
+
+
+class Action(StrEnum):
+    """What a plan does to one server."""
+
+    NOTHING = "nothing"
+    DEPLOY = "deploy"
+    ADOPT = "adopt"
+    CHANGE = "change"
+    RELOAD = "reload"
+    START = "start"
+    STOP = "stop"
+    VERIFY = "verify"
+    RESUME = "resume"
+    BLOCKED = "blocked"
+
+
+DISRUPTIVE = frozenset({Action.DEPLOY, Action.ADOPT, Action.CHANGE, Action.START, Action.STOP})
+SYMBOL = {
+    Action.NOTHING: " ",
+    Action.DEPLOY: "+",
+    Action.ADOPT: "±",
+    Action.CHANGE: "±",
+    Action.RELOAD: "~",
+    Action.START: "+",
+    Action.STOP: "-",
+    Action.VERIFY: "~",
+    Action.RESUME: "±",
+    Action.BLOCKED: "!",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for one server: the resolved target (None: stopped), and how its rollout is to be handled."""
+
+    server: str
+    host: str
+    unit: str
+    target: Target | None
+    budgets: Budgets
+    port: int | None
+    gated: bool
+    on_failure: str
+    on_inconclusive: str
+    drift: str
+    suspend: bool
+    policy_digest: str
+    changes: tuple[Change, ...] = ()
+    warnings: tuple[str, ...] = ()
+    problem: tuple[Reason, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What the person in charge allows in this run, beyond the specs."""
+
+    adopt: bool = False
+    overwrite: bool = False
+    retry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """The plan for one server. `state` is how it would end now if nothing is done (for NOTHING and BLOCKED)."""
+
+    wish: Wish
+    action: Action
+    outcome: Outcome
+    reason: Reason
+    sentence: str
+    applied: str = ""
+    drift: tuple[Drift, ...] = ()
+    unit_before: str = ""
+    steps: tuple[str, ...] = ()
+    may_be_killed: tuple[str, ...] = ()
+    outage_s: float | None = None
+    outage_runs: int = 0
+    old: Target | None = None
+    saved_sha: str | None = None
+    intent: Attempt | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def acts(self) -> bool:
+        """Say whether carrying the plan out would change anything."""
+        return self.action not in {Action.NOTHING, Action.BLOCKED}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The plan for a fleet: servers in order of host and name."""
+
+    servers: tuple[ServerPlan, ...]
+
+    @property
+    def hash(self) -> str:
+        """Give the digest by which `--expect` knows the plan again: 12 hex digits."""
+        return hashlib.sha256(
+            json.dumps([_essence(p) for p in self.servers], sort_keys=True).encode()
+        ).hexdigest()[:12]
+
+    @property
+    def acts(self) -> bool:
+        """Say whether carrying the plan out would change anything."""
+        return any(p.acts for p in self.servers)
+
+
+def _essence(plan: ServerPlan) -> dict[str, Any]:
+    """Give what makes two plans the same plan: what is done, from what, to what."""
+    target = plan.wish.target
+    return {
+        "server": plan.wish.server,
+        "host": plan.wish.host,
+        "action": plan.action.value,
+        "reason": plan.reason.value,
+        "applied": plan.applied,
+        "target": target.revision if target else "",
+        "unit": target.text_sha256 if target else "",
+        "before": text_sha256(plan.unit_before),
+        "gpus": list(target.gpu_uuids) if target else [],
+    }
+
+
+def plan_server(
+    wish: Wish, live: LiveServer, recorded: Mapping[str, Target], allow: Permissions
+) -> ServerPlan:
+    """Decide what is done to one server. The order of the cases is the policy.
+
+    `recorded` holds targets of revisions that the host keeps, at least of the applied one.
+    """
+    records = live.known_records
+    if isinstance(live.unit, Unknown) or records is None or isinstance(live.permanent, Unknown):
+        why = next(
+            r.reason for r in (live.unit, live.records, live.permanent) if isinstance(r, Unknown)
+        )
+        return _still(
+            wish,
+            Action.BLOCKED,
+            Outcome.UNKNOWN,
+            Reason.UNREADABLE,
+            f"{live.unit_name} cannot be read: {why}",
+        )
+    applied = records.applied
+    base = _still(
+        wish,
+        Action.NOTHING,
+        Outcome.IN_SYNC,
+        Reason.NONE,
+        "in sync",
+        applied=applied.revision if applied else "",
+    )
+    base = replace(
+        base,
+        drift=drift_of(live, applied),
+        unit_before=live.permanent.value or "",
+        **_history(live),
+    )
+    base = replace(base, may_be_killed=_may_be_killed(live), old=_old_target(live, recorded))
+    if wish.problem is not None:
+        reason, sentence = wish.problem
+        outcome = Outcome.UNKNOWN if reason is Reason.UNREADABLE else Outcome.REFUSED
+        return replace(
+            base, action=Action.BLOCKED, outcome=outcome, reason=reason, sentence=sentence
+        )
+    if wish.suspend or records.hold is not None:
+        return replace(base, action=Action.BLOCKED, outcome=Outcome.WAITING, **_waiting(wish, live))
+    if records.intent is not None:
+        return _resumed(base, records.intent.state)
+    if wish.target is None:
+        return _stopped(base, live)
+    return _running(base, wish.target, live, allow)
+
+
+def _still(
+    wish: Wish, action: Action, outcome: Outcome, reason: Reason, sentence: str, **more: Any
+) -> ServerPlan:
+    return ServerPlan(wish, action, outcome, reason, sentence, **more)
+
+
+def blocked(wish: Wish, outcome: Outcome, reason: Reason, sentence: str) -> ServerPlan:
+    """Give the plan for a server that nothing can be said of: its host is silent, or its spec is wrong."""
+    return _still(wish, Action.BLOCKED, outcome, reason, sentence)
+
+
+def _waiting(wish: Wish, live: LiveServer) -> dict[str, Any]:
+    hold = live.known_records.hold if live.known_records else None
+    if hold is None:
+        return {
+            "reason": Reason.SUSPENDED,
+            "sentence": f"suspended by its spec; observed, not touched ({wish.server})",
+        }
+    return {
+        "reason": Reason.HOLD,
+        "sentence": f"held by {hold.owner or 'somebody'}: {hold.reason or 'no reason given'}; `reconcile resume {wish.server}` ends it",
+    }
+
+
+def _resumed(base: ServerPlan, state: Mapping[str, Any]) -> ServerPlan:
+    """Go on with a rollout that was left half-way; an intent that cannot be read is refused, never guessed at (F10)."""
+    try:
+        intent = attempts.load(state)
+    except ValueError as error:
+        return replace(
+            base,
+            action=Action.BLOCKED,
+            outcome=Outcome.REFUSED,
+            reason=Reason.UNREADABLE,
+            sentence=str(error),
+        )
+    stands = f"{intent.leg.value}, at {intent.phase.value}"
+    sentence = f"a rollout was left half-way ({stands}); it is gone on with"
+    return replace(
+        base,
+        action=Action.RESUME,
+        sentence=sentence,
+        intent=intent,
+        steps=("claim the host", "observe", f"go on {stands}"),
+    )
+
+
+def _stopped(base: ServerPlan, live: LiveServer) -> ServerPlan:
+    unit = live.unit.value if isinstance(live.unit, Known) else None
+    down = unit is not None and unit.phase in {"down", "not-found"}
+    if down and unit is not None and unit.unit_file_state not in {"enabled", "enabled-runtime"}:
+        return replace(base, outcome=Outcome.STOPPED, sentence="stopped as asked", drift=())
+    if base.old is None and not down:
+        return replace(
+            base,
+            action=Action.BLOCKED,
+            outcome=Outcome.REFUSED,
+            reason=Reason.NOT_OURS,
+            sentence=f"{live.unit_name} was not made by this tool; it is not stopped",
+        )
+    steps = _steps(base, Action.STOP)
+    return replace(base, action=Action.STOP, sentence="its spec says stopped", steps=steps)
+
+
+def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissions) -> ServerPlan:
+    records = live.known_records
+    assert records is not None, "plan_server has looked"
+    refusal = ownership_refusal(
+        live, adopt=allow.adopt, overwrite=allow.overwrite or base.wish.drift in {"heal", "off"}
+    )
+    if refusal is not None:
+        return replace(
+            base,
+            action=Action.BLOCKED,
+            outcome=Outcome.REFUSED,
+            reason=refusal.reason,
+            sentence=refusal.sentence,
+        )
+    rejected = next((r for r in records.rejected if r.revision == target.revision), None)
+    if rejected is not None and not allow.retry and base.applied != target.revision:
+        sentence = f"this revision failed here before ({rejected.reason}: {rejected.sentence}); change it, or `reconcile retry {base.wish.server}`"
+        return replace(
+            base,
+            action=Action.BLOCKED,
+            outcome=Outcome.REFUSED,
+            reason=Reason.REJECTED,
+            sentence=sentence,
+        )
+    saved = _saved_sha(live)
+    base = replace(base, saved_sha=saved)
+    if base.applied == target.revision:
+        return _same_revision(base, target)
+    if not base.applied:
+        action = Action.ADOPT if saved else Action.DEPLOY
+        sentence = (
+            "takes over a unit that was here before; it is saved first"
+            if saved
+            else "first deployment"
+        )
+        return replace(base, action=action, sentence=sentence, steps=_steps(base, action))
+    worst = max((c.effect_class for c in base.wish.changes), default=EffectClass.RESTART)
+    kinds = {d.what for d in base.drift}
+    if worst is EffectClass.RELOAD and not kinds & {
+        "down",
+        "looping",
+        "unverified",
+        "unit-edited",
+        "unit-missing",
+    }:
+        return replace(
+            base,
+            action=Action.RELOAD,
+            sentence="only settings of the unit change; the process is not touched",
+            steps=_steps(base, Action.RELOAD),
+        )
+    return replace(
+        base,
+        action=Action.CHANGE,
+        sentence="the spec changed",
+        steps=_steps(base, Action.CHANGE),
+    )
+
+
+def _same_revision(base: ServerPlan, target: Target) -> ServerPlan:
+    """The spec is what was applied: is the host still there?"""
+    kinds = {d.what for d in base.drift}
+    if kinds & {"down", "looping", "unit-missing"}:
+        return replace(
+            base,
+            action=Action.START,
+            sentence="applied, but not running as it should",
+            steps=_steps(base, Action.START),
+        )
+    if "unit-edited" in kinds and base.wish.drift == "heal":
+        return replace(
+            base,
+            action=Action.CHANGE,
+            sentence="edited on the host; the applied revision comes back (drift: heal)",
+            steps=_steps(base, Action.CHANGE),
+        )
+    if "unverified" in kinds:
+        return replace(
+            base,
+            action=Action.VERIFY,
+            sentence="restarted since it was applied; proven again without touching it",
+            steps=_steps(base, Action.VERIFY),
+        )
+    return replace(base, sentence="in sync")
+
+
+def _saved_sha(live: LiveServer) -> str | None:
+    """Give the digest of a unit that is not ours and may be replaced: the host saves exactly those bytes first (S7)."""
+    records = live.known_records
+    text = live.permanent.value if isinstance(live.permanent, Known) else None
+    if text is None or records is None:
+        return None
+    sha = text_sha256(text)
+    return None if sha in records.produced else sha
+
+
+def _old_target(live: LiveServer, recorded: Mapping[str, Target]) -> Target | None:
+    """Give what the way back leads to: the applied revision from recorded content, or the unit that was here before us."""
+    records = live.known_records
+    if records is None:
+        return None
+    if records.applied is not None:
+        return recorded.get(records.applied.revision)
+    text = live.permanent.value if isinstance(live.permanent, Known) else None
+    running = live.phase in {"running", "starting", "looping"}
+    return Target(revision=ORIGINAL, unit_text=text) if text is not None and running else None
+
+
+def _may_be_killed(live: LiveServer) -> tuple[str, ...]:
+    """Name the processes that would be ended by force if they do not stop: the unit's own, and nobody else's."""
+    processes = live.context.get("processes") or []
+    return tuple(f"pid {p.get('pid')} {str(p.get('exe') or p.get('comm'))[:60]}" for p in processes)
+
+
+def _history(live: LiveServer) -> dict[str, Any]:
+    outages = [
+        float(h["outage_s"]) for h in live.history if isinstance(h.get("outage_s"), int | float)
+    ]
+    return {
+        "outage_s": statistics.median(outages[-5:]) if outages else None,
+        "outage_runs": len(outages[-5:]),
+    }
+
+
+def _steps(base: ServerPlan, action: Action) -> tuple[str, ...]:
+    """Write the ordered steps as sentences, with the numbers that bound each."""
+    wish = base.wish
+    budgets = wish.budgets
+    stop = f"stop {wish.unit} (systemd's limit raised to {budgets.stop_s:g} s first)"
+    proof = f"prove the GPUs free ({budgets.settle_s:g} s without a holder at idle memory; limit {budgets.release_s:g} s)"
+    drain = f"drain: wait for requests in flight, at most {budgets.drain_s:g} s"
+    gate = (
+        f"measure against the gate, at most {budgets.gate_s:g} s"
+        if wish.gated
+        else "one real generation as its proof (no gate in the spec)"
+    )
+    start = [
+        f"install {wish.unit} on trial (a reboot returns to what is there now)",
+        "start; the guard on the host checks the GPUs again",
+        f"wait until a real generation is answered, at most {budgets.ready_s:g} s",
+        gate,
+        "commit: permanent unit, record, timer off",
+    ]
+    first = [
+        "preflight: engine flags, files, user, port, disk, GPUs, holders",
+        "acquire the lease",
+        "disarm: no restarts, the host's dead-man timer set",
+    ]
+    match action:
+        case Action.DEPLOY:
+            return (*first, proof, *start)
+        case Action.STOP:
+            return (
+                *first,
+                drain,
+                stop,
+                proof,
+                "settle: the unit stays down and does not start at boot",
+            )
+        case Action.RELOAD:
+            return (
+                "acquire the lease",
+                f"replace {wish.unit} and daemon-reload; the process is not touched",
+                "one real generation as its proof",
+                "record it as applied",
+            )
+        case Action.VERIFY:
+            return (
+                "acquire the lease",
+                "one real generation as its proof",
+                "record this run as applied",
+            )
+        case _:
+            return (*first, drain, stop, proof, *start)
+
+
+# -- from plans to attempts ---------------------------------------------------------------------------------
+
+
+def attempts_of(plans: Sequence[ServerPlan], new_id: Mapping[str, str]) -> tuple[Attempt, ...]:
+    """Make the attempts of one host: one each, but one for all that take over each other's GPUs.
+
+    Args:
+        plans: The plans of one host that act.
+        new_id: A fresh attempt id for each server; the first member's names the group.
+    """
+    groups: list[list[ServerPlan]] = []
+    for plan in plans:
+        if plan.action is Action.RESUME:
+            continue
+        touching = (
+            [g for g in groups if any(_swap(plan, other) for other in g)]
+            if plan.action in DISRUPTIVE
+            else []
+        )
+        merged = [plan, *(p for g in touching for p in g)]
+        groups = [g for g in groups if g not in touching]
+        groups.append(sorted(merged, key=lambda p: p.wish.server))
+    resumed = {
+        p.intent.id: attempts.load(attempts.dump(p.intent)) for p in plans if p.intent is not None
+    }
+    fresh = [_attempt(group, new_id[group[0].wish.server]) for group in groups]
+    return (*resumed.values(), *sorted(fresh, key=lambda a: a.members[0].server))
+
+
+def _swap(one: ServerPlan, other: ServerPlan) -> bool:
+    if other.action not in DISRUPTIVE:
+        return False
+    mine, theirs = _member(one), _member(other)
+    return bool(set(mine.gpus) & set(theirs.gpus))
+
+
+def _attempt(group: Sequence[ServerPlan], attempt_id: str) -> Attempt:
+    leg, phase = Leg.FORWARD, Phase.PREFLIGHT
+    if group[0].action in {Action.VERIFY, Action.RELOAD}:
+        leg, phase = Leg.VERIFY, Phase.ACQUIRE
+    return Attempt(
+        id=attempt_id,
+        host=group[0].wish.host,
+        members=tuple(_member(p) for p in group),
+        leg=leg,
+        phase=phase,
+    )
+
+
+def _member(plan: ServerPlan) -> Member:
+    wish = plan.wish
+    return Member(
+        server=wish.server,
+        unit=wish.unit,
+        new=wish.target,
+        old=plan.old,
+        budgets=wish.budgets,
+        on_failure=wish.on_failure,
+        on_inconclusive=wish.on_inconclusive,
+        gated=wish.gated,
+        port=wish.port,
+        saved_sha=plan.saved_sha,
+        adopt=plan.action is Action.ADOPT,
+        planned_on=plan.applied,
+        policy_digest=wish.policy_digest,
+    )

@@ -1,0 +1,392 @@
+"""One pass over the fleet: load, resolve, observe, diff, plan, act, record. Start reading here.
+
+Level-based: each pass starts from what is there. Hosts fan out here and only here; on one host attempts follow each
+other, so that no two ever contend for a GPU, and all below is straight blocking code. A host that is silent or broken holds
+up no other (L7).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from reconciler.core.attempt import ORDER, Attempt, Leg, Phase
+from reconciler.core.conditions import Outcome, Reason, ServerResult
+from reconciler.core.desired import Target
+from reconciler.core.effect import Done, Measured, Turned, Wait
+from reconciler.core.errors import HostError, HostIdentityError, HostUnreachableError, StoreError
+from reconciler.core.event import (
+    Diagnostic,
+    Event,
+    OutcomeReached,
+    StepFinished,
+    StepProgress,
+    StepStarted,
+    VerdictGiven,
+)
+from reconciler.core.fleet import Fleet
+from reconciler.core.live import LiveHost
+from reconciler.core.plan import (
+    Permissions,
+    Plan,
+    ServerPlan,
+    Wish,
+    attempts_of,
+    blocked,
+    plan_server,
+)
+from reconciler.core.revision import policy_digest
+from reconciler.core.rollout import resume
+from reconciler.core.spec import Host, Server
+from reconciler.effects.carry import Turn, carry
+from reconciler.effects.perform import JOURNAL_LINES, Performer, observe
+from reconciler.effects.ports import Clock, GateRunner, HostPort, Ports, Request
+from reconciler.engines.base import Engine
+from reconciler.resolve import budgets_of, recorded_target, wish_of
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+NO_EXTRAS = Permissions()
+
+HOSTS_AT_ONCE = 32
+"""Hosts are waited for, not computed on: a thread each, bounded so that a fleet of hundreds opens no flood of logins."""
+
+OBSERVE_DEADLINE_S = 40.0
+
+
+class Connect(Protocol):
+    """Whoever opens hosts: `wiring.py` by ssh, `lab` by simulation."""
+
+    def __call__(self, host: Host) -> AbstractContextManager[HostPort]:
+        """Open one host lazily; raises nothing before the first call on it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Everything that a pass touches the world with."""
+
+    connect: Connect
+    clock: Clock
+    engines: Mapping[str, Engine]
+    gate: GateRunner
+    holder: str
+    new_id: Callable[[], str]
+
+
+@dataclass(frozen=True, slots=True)
+class HostSurvey:
+    """What a pass found and wants on one host; `silence` says why nothing could be found."""
+
+    host: Host
+    plans: tuple[ServerPlan, ...]
+    live: LiveHost | None = None
+    silence: str = ""
+    baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The plan of a pass, host by host."""
+
+    hosts: tuple[HostSurvey, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """Give the plan of the whole fleet."""
+        return Plan(tuple(p for h in self.hosts for p in h.plans))
+
+
+# -- observe and plan --------------------------------------------------------------------------------------
+
+
+def survey(
+    fleet: Fleet,
+    world: World,
+    *,
+    only: frozenset[str] = frozenset(),
+    allow: Permissions = NO_EXTRAS,
+) -> Survey:
+    """Observe every host that has servers, and plan. Changes nothing, needs no privilege beyond looking."""
+    by_host: dict[str, list[Server]] = {}
+    for server in sorted(fleet.servers, key=lambda s: (s.host, s.name)):
+        if not only or server.name in only:
+            by_host.setdefault(server.host, []).append(server)
+    work = [(fleet.host(name), tuple(servers)) for name, servers in by_host.items()]
+    return Survey(tuple(_on_each(work, lambda item: _survey_host(item[0], item[1], world, allow))))
+
+
+def _on_each(items: Iterable[T], do: Callable[[T], R]) -> list[R]:
+    """Do something for every host at once, and give the results in their order."""
+    todo = list(items)
+    if len(todo) < 2:
+        return [do(item) for item in todo]
+    with ThreadPoolExecutor(
+        max_workers=min(HOSTS_AT_ONCE, len(todo)), thread_name_prefix="host"
+    ) as pool:
+        return list(pool.map(do, todo))
+
+
+def _survey_host(
+    host: Host, servers: tuple[Server, ...], world: World, allow: Permissions
+) -> HostSurvey:
+    try:
+        with world.connect(host) as port:
+            return look_at(host, servers, port, world.engines, allow)
+    except (HostError, StoreError) as error:
+        return _silent(host, servers, error)
+
+
+def look_at(
+    host: Host,
+    servers: tuple[Server, ...],
+    port: HostPort,
+    engines: Mapping[str, Engine],
+    allow: Permissions,
+) -> HostSurvey:
+    """Observe one host in one round trip a layer, and plan each of its servers.
+
+    What the host keeps of the applied revision is fetched only for servers that will change.
+    """
+    live = observe(port, observe_args(servers), deadline_s=OBSERVE_DEADLINE_S)
+    plans: list[ServerPlan] = []
+    baselines: dict[str, Mapping[str, Any]] = {}
+    for server in servers:
+        wish = wish_of(server, engines[server.engine.name], live)
+        plan = plan_server(wish, live.server(server.name), {}, allow)
+        if plan.acts and plan.applied:
+            recorded, gate = fetch_revision(port, server.name, plan.applied)
+            if gate is not None:
+                baselines[server.name] = gate
+            known = {plan.applied: recorded} if recorded is not None else {}
+            plan = plan_server(wish, live.server(server.name), known, allow)
+        plans.append(plan)
+    return HostSurvey(host, tuple(plans), live, baselines=baselines)
+
+
+def observe_args(servers: Iterable[Server]) -> dict[str, Any]:
+    """Phrase the observation of a pass."""
+    return {
+        "servers": [
+            {
+                "server": s.name,
+                "unit": s.unit,
+                "port": s.listen.port,
+                "invocation_lines": JOURNAL_LINES,
+            }
+            for s in servers
+        ],
+        "kernel_cursor": None,
+        "paths": [],
+        "users": [],
+        "gpus": True,
+    }
+
+
+def fetch_revision(
+    port: HostPort, server: str, revision: str
+) -> tuple[Target | None, Mapping[str, Any] | None]:
+    """Read what the host keeps of a revision: its target, and the gate's evidence that is the next one's baseline."""
+    request = Request("read-record", {"server": server, "name": f"revisions/{revision}"})
+    answer = port.call(request, deadline_s=OBSERVE_DEADLINE_S)
+    content = answer.data.get("content") if answer.outcome == "done" else None
+    if not isinstance(content, Mapping) or not isinstance(content.get("server"), Mapping):
+        return None, None
+    gate = content.get("gate")
+    return recorded_target(content["server"], str(content.get("unit") or "")), gate if isinstance(
+        gate, Mapping
+    ) else None
+
+
+def _silent(host: Host, servers: tuple[Server, ...], error: Exception) -> HostSurvey:
+    reason = Reason.HOST_IDENTITY if isinstance(error, HostIdentityError) else Reason.UNREACHABLE
+    if not isinstance(error, HostUnreachableError | HostIdentityError):
+        reason = Reason.UNREADABLE
+    plans = tuple(blocked(_bare_wish(s), Outcome.UNKNOWN, reason, str(error)) for s in servers)
+    return HostSurvey(host, plans, silence=str(error))
+
+
+def _bare_wish(server: Server) -> Wish:
+    """Give a wish for a server whose host cannot be asked: nothing is resolved."""
+    return Wish(
+        server=server.name,
+        host=server.host,
+        unit=server.unit,
+        target=None,
+        budgets=budgets_of(server),
+        port=server.listen.port,
+        gated=server.gate is not None,
+        on_failure=server.on_failure,
+        on_inconclusive="ask",
+        drift=server.drift,
+        suspend=server.suspend,
+        policy_digest=policy_digest(server),
+    )
+
+
+# -- act ------------------------------------------------------------------------------------------------------
+
+
+def act(found: Survey, world: World, emit: Callable[[Event], None]) -> tuple[ServerResult, ...]:
+    """Carry the plan out, hosts at once, and give how each server ended, in the order of the plan."""
+    began = world.clock.now()
+    results = _on_each(found.hosts, lambda h: _act_on_host(h, world, began, emit))
+    return tuple(r for rows in results for r in rows)
+
+
+def _act_on_host(
+    found: HostSurvey, world: World, began: float, emit: Callable[[Event], None]
+) -> list[ServerResult]:
+    done: dict[str, ServerResult] = {p.wish.server: still(p) for p in found.plans if not p.acts}
+    acting = [p for p in found.plans if p.acts]
+    if acting:
+        done.update(_carry_all(found, acting, world, began, emit))
+    ordered = [done[p.wish.server] for p in found.plans]
+    for result in ordered:
+        emit(OutcomeReached(world.clock.now() - began, result))
+    return ordered
+
+
+def still(plan: ServerPlan) -> ServerResult:
+    """Give the result of a server to which nothing is done."""
+    target = plan.wish.target
+    return ServerResult(
+        plan.wish.server,
+        plan.outcome,
+        plan.reason,
+        plan.sentence,
+        target.revision if target else "",
+    )
+
+
+def _carry_all(
+    found: HostSurvey,
+    acting: list[ServerPlan],
+    world: World,
+    began: float,
+    emit: Callable[[Event], None],
+) -> dict[str, ServerResult]:
+    done: dict[str, ServerResult] = {}
+    try:
+        with world.connect(found.host) as port:
+            for attempt in attempts_of(acting, {p.wish.server: world.new_id() for p in acting}):
+                watcher = Watcher(found.host.name, began, world.clock, emit)
+                ports = Ports(
+                    host=port,
+                    clock=world.clock,
+                    engines=world.engines,
+                    gate=world.gate,
+                    holder=world.holder,
+                    baselines=found.baselines,
+                    on_progress=watcher.progress,
+                )
+                state = resume(attempt) if attempt.resumed else attempt
+                for result in carry(state, Performer(ports), watcher.turn):
+                    done[result.server] = result
+    except (HostError, StoreError) as error:
+        for plan in acting:
+            unknown = ServerResult(
+                plan.wish.server, Outcome.UNKNOWN, Reason.UNREACHABLE, str(error)
+            )
+            done.setdefault(plan.wish.server, unknown)
+    return done
+
+
+# -- watching ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Watcher:
+    """Turns the turns of one attempt into events: a step begins, waits, ends."""
+
+    host: str
+    began: float
+    clock: Clock
+    emit: Callable[[Event], None]
+    step: tuple[str, str] | None = None
+    since: float = 0.0
+    said: str = ""
+
+    def turn(self, turn: Turn) -> None:
+        """See one turn of the loop."""
+        state, now = turn.state, self.clock.now()
+        current = (
+            (state.member.server, step_name(state)) if state.cursor < len(state.members) else None
+        )
+        if state.phase is Phase.FINISHED:
+            current = None
+        if isinstance(turn.reply, Measured):
+            verdict = VerdictGiven(
+                now - self.began,
+                self.host,
+                self.step[0] if self.step else "",
+                turn.reply.verdict,
+                turn.reply.message,
+            )
+            self.emit(verdict)
+        if current != self.step:
+            self._finish(now, state)
+            if current is not None and not isinstance(turn.effect, Done):
+                self.emit(
+                    StepStarted(
+                        now - self.began, self.host, current[0], current[1], limit_of(state)
+                    )
+                )
+            self.step, self.since, self.said = current, now, ""
+        if isinstance(turn.reply, Turned) and turn.reply.reason not in {"Busy", "TooLate"}:
+            self._diagnose(now, f"the host refused: {turn.reply.message}")
+        if isinstance(turn.effect, Wait):
+            self.progress(turn.effect.why)
+
+    def progress(self, why: str) -> None:
+        """Say what is waited for, once for each new sentence."""
+        if self.step is not None and why != self.said:
+            self.said = why
+            self.emit(StepProgress(self.clock.now() - self.began, self.host, *self.step, why))
+
+    def _finish(self, now: float, state: Attempt) -> None:
+        if self.step is None:
+            return
+        failure = state.back_failure or state.failure
+        name = failure.phase.value if failure else ""
+        ok = failure is None or not self.step[1].endswith(name)
+        detail = "" if ok or failure is None else failure.sentence
+        self.emit(
+            StepFinished(now - self.began, self.host, *self.step, now - self.since, ok, detail)
+        )
+
+    def _diagnose(self, now: float, message: str) -> None:
+        server = self.step[0] if self.step else ""
+        self.emit(Diagnostic(now - self.began, self.host, server, "warning", message))
+
+
+def step_name(state: Attempt) -> str:
+    """Name the step for people: the way back says so."""
+    prefix = {Leg.BACK: "back: ", Leg.DOWN: "down: "}.get(state.leg, "")
+    return f"{prefix}{state.phase.value}"
+
+
+def limit_of(state: Attempt) -> float | None:
+    """Give how long the step may take, for the progress display."""
+    budgets = state.member.budgets
+    return {
+        Phase.DRAIN: budgets.drain_s,
+        Phase.STOP: budgets.stop_s,
+        Phase.RELEASE: budgets.release_s,
+        Phase.READY: budgets.ready_s,
+        Phase.GATE: budgets.gate_s,
+    }.get(state.phase)
+
+
+def revision_json(target: Target) -> dict[str, Any]:
+    """Give a target's document as plain data for display."""
+    data: dict[str, Any] = json.loads(target.spec) if target.spec else {}
+    return data
+
+
+__all__ = ["ORDER", "HostSurvey", "Survey", "World", "act", "fetch_revision", "look_at", "survey"]

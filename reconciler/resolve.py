@@ -1,0 +1,223 @@
+"""From a spec to bytes: which cards its GPUs are, and the unit that would run. Pure.
+
+Called by `reconcile.py` with what was observed; nothing is decided here about whether to act.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reconciler.core.applied import Applied
+from reconciler.core.conditions import Reason
+from reconciler.core.desired import Budgets, SecretsFile, Target
+from reconciler.core.live import Gpu, Known, LiveHost, LiveServer
+from reconciler.core.plan import Wish
+from reconciler.core.revision import Change, canonical, changes, policy_digest, revision, whole
+from reconciler.core.spec import Server
+from reconciler.core.steps import group_number
+from reconciler.engines.base import Engine, Launch, secrets_env_path
+from reconciler.systemd import ServerUnit, UnitTextError, server_unit, unit_environment
+
+
+class UnresolvedError(Exception):
+    """The spec cannot be turned into bytes for this host; `reason` and the sentence say why. Never leaves this module."""
+
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+def wish_of(server: Server, engine: Engine, live: LiveHost) -> Wish:
+    """Resolve one server against its host. What cannot be resolved is said in the wish, and nothing is planned."""
+    found = live.servers.get(server.name)
+    target: Target | None = None
+    problem: tuple[Reason, str] | None = None
+    if server.state == "running":
+        try:
+            uuids = bind_gpus(server, live, _bound_names(found))
+            target = target_of(server, engine, uuids)
+        except UnresolvedError as error:
+            problem = (error.reason, str(error))
+        except UnitTextError as error:
+            problem = (Reason.SPEC_INVALID, str(error))
+    applied = found.known_records.applied if found is not None and found.known_records else None
+    return Wish(
+        server=server.name,
+        host=server.host,
+        unit=server.unit,
+        target=target,
+        budgets=budgets_of(server),
+        port=server.listen.port,
+        gated=server.gate is not None,
+        on_failure=server.on_failure,
+        on_inconclusive=server.gate.on_inconclusive if server.gate else "ask",
+        drift=server.drift,
+        suspend=server.suspend,
+        policy_digest=policy_digest(server),
+        changes=_changes(applied, server),
+        warnings=tuple(
+            f"{path}: {text}" if path else text for path, text in engine.warnings(server)
+        ),
+        problem=problem,
+    )
+
+
+def budgets_of(server: Server) -> Budgets:
+    """Give the waits of a rollout in seconds."""
+    t = server.timeouts
+    return Budgets(
+        drain_s=t.drain,
+        stop_s=t.stop,
+        release_s=t.release,
+        settle_s=t.settle,
+        ready_s=t.ready,
+        gate_s=t.gate,
+    )
+
+
+def bind_gpus(server: Server, live: LiveHost, bound: Mapping[str, str]) -> tuple[str, ...]:
+    """Give the UUID of each GPU of the spec, in its order.
+
+    A name that this host has bound before must still lead to the same card: a card that drops off renumbers the rest,
+    and a server must never move to a neighbour's GPU by itself.
+
+    Raises:
+        UnresolvedError: Unreadable, missing, or bound to another card.
+    """
+    if not server.gpus:
+        return ()
+    if not isinstance(live.gpus, Known):
+        raise UnresolvedError(
+            Reason.UNREADABLE, f"the GPUs of {server.host} cannot be read: {live.gpus.reason}"
+        )
+    uuids = []
+    for name in server.gpus:
+        card = _card(name, live.gpus.value)
+        before = bound.get(str(name))
+        if card is None:
+            known = ", ".join(f"{g.index} ({g.uuid})" for g in live.gpus.value) or "none"
+            raise UnresolvedError(
+                Reason.QUARANTINED, f"{server.host} has no GPU {name}; it has {known}"
+            )
+        if before is not None and before != card.uuid:
+            raise UnresolvedError(
+                Reason.BINDING_CHANGED,
+                f"GPU {name} of {server.host} was {before} and is now {card.uuid}: the cards were renumbered or one was exchanged. "
+                f"Name the GPUs by UUID, or run `reconcile enrol {server.host}` to bind them anew",
+            )
+        uuids.append(card.uuid)
+    return tuple(uuids)
+
+
+def _card(name: int | str, cards: Sequence[Gpu]) -> Gpu | None:
+    for card in cards:
+        if name == card.index or str(name) == card.uuid or _bus(str(name)) == _bus(card.bus_id):
+            return card
+    return None
+
+
+def _bus(address: str) -> str:
+    """Give a PCI address in one form: nvidia-smi writes the domain with eight digits, lspci with four or none."""
+    parts = address.lower().split(":")
+    return (
+        ":".join([parts[0][-4:].rjust(4, "0"), *parts[1:]])
+        if len(parts) == 3
+        else f"0000:{address.lower()}"
+    )
+
+
+def _bound_names(found: LiveServer | None) -> Mapping[str, str]:
+    bindings = found.known_records.bindings if found is not None and found.known_records else None
+    names = (bindings or {}).get("names")
+    return {str(k): str(v) for k, v in names.items()} if isinstance(names, Mapping) else {}
+
+
+def target_of(server: Server, engine: Engine, uuids: Sequence[str]) -> Target:
+    """Render one server for the cards it is bound to.
+
+    Raises:
+        UnitTextError: A value cannot be written so that systemd reads exactly it.
+    """
+    launch = engine.render(server, uuids)
+    unit = ServerUnit(
+        server=server.name,
+        unit=server.unit,
+        revision=revision(server),
+        description=f"{server.name}: {server.model or server.engine.name} by {server.engine.name}",
+        argv=launch.argv,
+        environment=launch.environment,
+        stop_s=server.timeouts.stop + engine.stop_extra_s,
+        ready_s=server.timeouts.ready,
+        user=server.runtime.user,
+        working_directory=server.runtime.working_directory,
+        environment_file=secrets_env_path(server.name) if launch.secret_env else None,
+        credentials=launch.credentials or None,
+        group_id=group_number(server.name),
+        no_new_privileges=launch.no_new_privileges,
+    )
+    return Target(
+        revision=revision(server),
+        unit_text=server_unit(unit),
+        argv=launch.argv,
+        environment=unit_environment(unit),
+        secrets=_secrets(server, launch),
+        spec=canonical(whole(server)),
+        gpu_uuids=tuple(uuids),
+        port=server.listen.port,
+        user=server.runtime.user,
+        paths=launch.paths,
+        flags=launch.flags_to_check,
+        check_argv=launch.check_argv or (),
+    )
+
+
+def _secrets(server: Server, launch: Launch) -> tuple[SecretsFile, ...]:
+    user = server.runtime.user or "root"
+    files = []
+    if launch.secret_env:
+        files.append(SecretsFile("env", tuple(sorted(launch.secret_env.items())), user))
+    if launch.secret_config:
+        files.append(SecretsFile("yaml", tuple(sorted(launch.secret_config.items())), user))
+    return tuple(files)
+
+
+def _changes(applied: Applied | None, server: Server) -> tuple[Change, ...]:
+    if applied is None or not applied.spec:
+        return ()
+    try:
+        before = json.loads(applied.spec)
+    except ValueError:
+        return ()
+    return tuple(c for c in changes(before, whole(server)) if c.path not in {"host", "state"})
+
+
+def recorded_target(content: Mapping[str, Any], unit_text: str) -> Target | None:
+    """Read a revision back from what a host keeps of it; None when it is not complete."""
+    try:
+        spec = content.get("spec")
+        return Target(
+            revision=str(content["revision"]),
+            unit_text=unit_text,
+            argv=tuple(content["argv"]),
+            environment=tuple(content["environment"]),
+            secrets=tuple(
+                SecretsFile(
+                    str(s["form"]), tuple((str(k), str(v)) for k, v in s["entries"]), str(s["user"])
+                )
+                for s in content["secrets"]
+            ),
+            spec=canonical(spec) if spec else "",
+            gpu_uuids=tuple(content["gpu_uuids"]),
+            port=content["port"],
+            user=content["user"],
+            paths=tuple(content["paths"]),
+            flags=tuple(content["flags"]),
+            check_argv=tuple(content["check_argv"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+__all__ = ["UnresolvedError", "bind_gpus", "budgets_of", "recorded_target", "target_of", "wish_of"]
