@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
@@ -34,7 +35,7 @@ def read_server(
     try:
         server = Server.model_validate(raw, context={"engines": engines})
     except ValidationError as error:
-        return None, _findings(error, Server, engines)
+        return None, findings(error, Server, engines)
     rules = engines[server.engine.name]
     found = [
         Finding(split_path(raw, path), "engine", text) for path, text in rules.problems(server)
@@ -47,7 +48,7 @@ def partial_problems(raw: Mapping[str, Any], engines: Mapping[str, EngineRules])
     try:
         Server.model_validate(raw, context={"engines": engines})
     except ValidationError as error:
-        return [f for f in _findings(error, Server, engines) if f.kind != "missing"]
+        return [f for f in findings(error, Server, engines) if f.kind != "missing"]
     return []
 
 
@@ -56,7 +57,7 @@ def read_host(raw: Mapping[str, Any]) -> tuple[Host | None, list[Finding]]:
     try:
         return Host.model_validate(raw), []
     except ValidationError as error:
-        return None, _findings(error, Host, {})
+        return None, findings(error, Host, {})
 
 
 def split_path(raw: Any, path: str | Loc) -> Loc:
@@ -79,9 +80,12 @@ def split_path(raw: Any, path: str | Loc) -> Loc:
     return tuple(loc)
 
 
-def _findings(
-    error: ValidationError, model: type[BaseModel], engines: Mapping[str, EngineRules]
+def findings(
+    error: ValidationError,
+    model: type[BaseModel],
+    engines: Mapping[str, EngineRules] = MappingProxyType({}),
 ) -> list[Finding]:
+    """Say in plain words everything that pydantic found."""
     found = []
     for detail in error.errors(include_url=False, include_context=True):
         loc = tuple(part for part in detail["loc"] if part not in {"options", "limits"})

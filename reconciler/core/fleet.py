@@ -213,7 +213,7 @@ class _Reading:
     def _report(self, document: _Document, tree: Tree, findings: Sequence[Finding]) -> None:
         """Give each finding its place, and its file a bad name."""
         for finding in findings:
-            self._say(place_of(tree, finding), _worded(finding), document)
+            self._say(place_of(tree, finding), worded(finding), document)
         if findings:
             self._bad_files.add(document.file)
             self._held.add(document.name)
@@ -229,7 +229,7 @@ class _Reading:
                 continue
             findings = partial_problems(_fields(tree), self._engines)
             for finding in findings:
-                self._say(place_of(tree, finding), _worded(finding), document)
+                self._say(place_of(tree, finding), worded(finding), document)
             if findings:
                 self._bad_profiles.add(name)
                 self._bad_files.add(document.file)
@@ -309,7 +309,7 @@ class _Reading:
             if self._policy:
                 for path, message in self._policy.refusals(server, self._below_root(document)):
                     finding = Finding(split_path(_fields(tree), path), "policy", message)
-                    self._say(place_of(tree, finding), _worded(finding), document)
+                    self._say(place_of(tree, finding), worded(finding), document)
                     self._held.add(name)
 
     def _check_profile(self, document: _Document) -> None:
@@ -478,7 +478,7 @@ def path_text(loc: Loc) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def _worded(finding: Finding) -> str:
+def worded(finding: Finding) -> str:
     """Begin with the field, except where the sentence names the key itself."""
     if finding.kind == "extra_forbidden" or not finding.loc:
         return finding.message

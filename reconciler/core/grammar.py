@@ -65,9 +65,9 @@ def raise_all(found: Iterable[tuple[Loc, str]]) -> None:
         raise ValidationError.from_exception_data("spec", errors, hide_input=True)
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Suggest the nearest valid word, if one is near."""
-    near = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word[:100], list(known), n=1, cutoff=cutoff)
     return f"; did you mean `{near[0]}`?" if near else ""
 
 

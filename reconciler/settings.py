@@ -1,0 +1,272 @@
+"""What the operator decides and the repository may not: policy, places, and what is allowed at all.
+
+Read from one file (`RECONCILER_SETTINGS`, else `~/.config/reconciler/settings.yaml`, else
+`/etc/reconciler/settings.yaml`), then from `RECONCILER_*` in the environment, which wins. The file must belong
+to the user or root and be writable by nobody else: it decides what specs may do. Called once, by `wiring`.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import Field, Strict, ValidationError, field_validator
+
+from reconciler.core import yaml_text
+from reconciler.core.errors import Problem, SpecError
+from reconciler.core.findings import Finding, findings
+from reconciler.core.fleet import place_of, worded
+from reconciler.core.grammar import Strictly, nearest, refusal, unseen
+from reconciler.core.policy import Grant, Policy
+
+SYSTEM_FILE: Final = Path("/etc/reconciler/settings.yaml")
+_PREFIX: Final = "RECONCILER_"
+_FILE_VARIABLE: Final = "RECONCILER_SETTINGS"
+
+Patterns = Annotated[tuple[str, ...], Strict(strict=False)]
+
+
+def _port_range(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if not first.isdecimal() or (last and not last.isdecimal()):
+        raise refusal("must be a port or a range such as 30000-30099")
+    ports = int(first), int(last or first)
+    if not 1 <= ports[0] <= ports[1] <= 65535:
+        raise refusal("must be a port or a range such as 30000-30099")
+    return ports
+
+
+class PathGrant(Strictly):
+    """What the spec files under one path may claim."""
+
+    path: str = Field(
+        min_length=1,
+        title="Path",
+        description="Of spec files, below the folder of the specs: `*` within a folder, `**` anything below.",
+        examples=["team-a/**"],
+    )
+    hosts: Patterns = Field(
+        default=("*",), title="Hosts", description="Names; `*` stands for anything."
+    )
+    gpus: Patterns = Field(
+        default=("*",), title="GPUs", description='As specs name them, in quotes: `"0"`, `GPU-…`.'
+    )
+    unit_prefixes: Patterns = Field(
+        default=("",), title="Unit prefixes", description="What the unit's name must begin with."
+    )
+    ports: Patterns = Field(
+        default=("1-65535",),
+        title="Ports",
+        description="Ports and ranges.",
+        examples=[["30000-30099"]],
+    )
+    model_sources: Patterns = Field(
+        default=("*",), title="Model sources", description="What `model` must match.", examples=[["Qwen/*", "/srv/models/*"]]
+    )  # fmt: skip
+    trust_remote_code: bool = Field(
+        default=False, title="Trust remote code", description="Models may bring code that runs."
+    )
+
+    @field_validator("ports")
+    @classmethod
+    def _ports(cls, ports: tuple[str, ...]) -> tuple[str, ...]:
+        for text in ports:
+            _port_range(text)
+        return ports
+
+    def grant(self) -> Grant:
+        """Turn it into the core's type."""
+        return Grant(
+            path=self.path,
+            hosts=self.hosts,
+            gpus=self.gpus,
+            unit_prefixes=self.unit_prefixes,
+            ports=tuple(_port_range(text) for text in self.ports),
+            model_sources=self.model_sources,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+
+class Settings(Strictly):
+    """Everything that an operator may set; every field also as RECONCILER_… in the environment, but `policy`."""
+
+    state_dir: str = Field(
+        default="",
+        title="State directory",
+        description="History and caches of this machine. Default: $XDG_STATE_HOME/reconciler.",
+        examples=["/var/lib/reconciler-controller"],
+    )
+    store: str = Field(
+        default="",
+        title="Store",
+        description="URL of the history database. Default: a SQLite file in the state directory.",
+        examples=["sqlite:////var/lib/reconciler-controller/history.db"],
+    )
+    holder: str = Field(
+        default="",
+        title="Holder",
+        description="What this installation is called in leases. Default: user@machine.",
+        examples=["ci@runner-1"],
+    )
+    trust_remote_code: bool = Field(
+        default=False,
+        title="Trust remote code",
+        description="Whether any spec may let a model bring code that runs.",
+    )
+    allow_no_pidfd: bool = Field(
+        default=False,
+        title="Allow hosts without pidfd",
+        description="On kernels before 5.3 a signal can hit a reused pid; say that this is known.",
+    )
+    hosts_at_once: int = Field(
+        default=16,
+        ge=1,
+        le=256,
+        title="Hosts at once",
+        description="How many hosts are worked on side by side.",
+    )
+    signing_keys: Patterns = Field(
+        default=(),
+        title="Signing keys",
+        description="Files with the public keys that may sign commits.",
+        examples=[["/etc/reconciler/release.pub"]],
+    )
+    policy: Annotated[tuple[PathGrant, ...], Strict(strict=False)] = Field(
+        default=(),
+        title="Policy",
+        description="Which path may claim what. Left out, every spec may claim everything; given, what no entry names is refused.",
+    )
+
+    @field_validator("state_dir", "store", "holder")
+    @classmethod
+    def _seen(cls, text: str) -> str:
+        what = unseen(text)
+        if what:
+            raise refusal(f"holds {what}, which no value may")
+        return text
+
+    @field_validator("state_dir")
+    @classmethod
+    def _absolute(cls, text: str) -> str:
+        if text and not text.startswith("/"):
+            raise refusal("must be an absolute path")
+        return text
+
+    @property
+    def spec_policy(self) -> Policy:
+        """Give the part that judges specs."""
+        return Policy(tuple(entry.grant() for entry in self.policy), self.trust_remote_code)
+
+
+def load_settings(environ: Mapping[str, str], *, home: Path, uid: int) -> Settings:
+    """Read the settings of this machine and user.
+
+    Raises:
+        SpecError: The file or the environment holds something that is no setting; every problem is named.
+    """
+    path = settings_file(environ, home=home)
+    raw, tree, problems = _from_file(path, uid) if path else ({}, None, [])
+    from_environment, wrong = _from_environment(environ)
+    problems += wrong
+    try:
+        settings = Settings.model_validate({**raw, **from_environment})
+    except ValidationError as error:
+        for finding in findings(error, Settings):
+            problems.append(_placed(finding, tree, from_environment, str(path)))
+    else:
+        if not problems:
+            return _with_defaults(settings, environ, home)
+    raise SpecError(problems)
+
+
+def settings_file(environ: Mapping[str, str], *, home: Path) -> Path | None:
+    """Say which file is read: the one that is named, else the user's, else the machine's, else none."""
+    named = environ.get(_FILE_VARIABLE)
+    if named:
+        return Path(named)
+    config = environ.get("XDG_CONFIG_HOME") or str(home / ".config")
+    for path in (Path(config) / "reconciler" / "settings.yaml", SYSTEM_FILE):
+        if path.exists():
+            return path
+    return None
+
+
+def _from_file(
+    path: Path, uid: int
+) -> tuple[dict[str, Any], yaml_text.Mapping | None, list[Problem]]:
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            content = file.read(yaml_text.MAX_BYTES + 1)
+    except OSError as error:
+        return (
+            {},
+            None,
+            [Problem(str(path), 0, 0, f"cannot be read: {os.strerror(error.errno or 0)}")],
+        )
+    if found.st_uid not in {0, uid} or stat.S_IMODE(found.st_mode) & 0o022:
+        why = "decides what specs may do, and others may write it; it must belong to you or root, mode 0644 or less"
+        return {}, None, [Problem(str(path), 0, 0, why)]
+    parsed = yaml_text.parse(content, str(path))
+    if parsed.problems or not parsed.documents:
+        return {}, None, list(parsed.problems)
+    root = parsed.documents[0].root
+    if not isinstance(root, yaml_text.Mapping) or len(parsed.documents) > 1:
+        return (
+            {},
+            None,
+            [Problem(str(path), root.line, root.column, "settings are one map in one document")],
+        )
+    raw = yaml_text.plain(root)
+    assert isinstance(raw, dict)
+    return raw, root, []
+
+
+def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
+    """Read the variables that are settings; a name that is nearly one is a mistake, others are not ours."""
+    known = {_PREFIX + name.upper(): name for name in Settings.model_fields if name != "policy"}
+    raw: dict[str, Any] = {}
+    problems = []
+    for variable, text in sorted(environ.items()):
+        if variable in known:
+            raw[known[variable]] = _typed(known[variable], text)
+        elif variable.startswith(_PREFIX) and variable != _FILE_VARIABLE:
+            hint = nearest(variable, known, cutoff=0.85)
+            if hint:
+                problems.append(Problem(variable, 0, 0, f"is no setting{hint}"))
+    return raw, problems
+
+
+def _typed(name: str, text: str) -> object:
+    """Give an environment variable the type of its field; what does not fit is left for the model to refuse."""
+    kind = Settings.model_fields[name].annotation
+    if kind is bool:
+        return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}.get(
+            text.lower(), text
+        )
+    if kind is int:
+        return int(text) if text.isdecimal() and len(text) < 10 else text
+    return text if kind is str else tuple(part for part in text.split(":") if part)
+
+
+def _placed(
+    finding: Finding, tree: yaml_text.Mapping | None, from_environment: Mapping[str, Any], path: str
+) -> Problem:
+    field = finding.loc[0] if finding.loc else ""
+    if field in from_environment:
+        return Problem(_PREFIX + str(field).upper(), 0, 0, finding.message)
+    if tree is None:
+        return Problem(path, 0, 0, worded(finding))
+    place = place_of(tree, finding)
+    return Problem(place.file, place.line, place.column, worded(finding))
+
+
+def _with_defaults(settings: Settings, environ: Mapping[str, str], home: Path) -> Settings:
+    """Fill in what depends on the user and the machine."""
+    state_home = environ.get("XDG_STATE_HOME") or str(home / ".local" / "state")
+    state_dir = settings.state_dir or f"{state_home}/reconciler"
+    store = settings.store or f"sqlite:///{state_dir}/history.db"
+    return settings.model_copy(update={"state_dir": state_dir, "store": store})
