@@ -232,14 +232,11 @@ class SystemdHost:
         """Say whether it runs: a recorded pid counts only inside the host's own control group."""
         try:
             groups = Path(f"/proc/{self.leader}/cgroup").read_text()
+            state = Path(f"/proc/{self.leader}/stat").read_text().rpartition(")")[2].split()[0]
         except (OSError, ValueError):
             return False
-        return (
-            re.search(
-                rf"/{re.escape(self.lab.cgroup)}/{re.escape(self.name)}(/|$)", groups, re.MULTILINE
-            )
-            is not None
-        )
+        own = rf"/{re.escape(self.lab.cgroup)}/{re.escape(self.name)}(/|$)"
+        return state not in "ZX" and re.search(own, groups, re.MULTILINE) is not None
 
     def exec(self, argv: Sequence[str], stdin: bytes = b"", *, deadline_s: float = 60) -> Completed:
         """Run a command as root inside, by namespaces: the lab's own way in, not the product's."""
