@@ -382,7 +382,9 @@ class Systemd:
             unit.job, unit.condition = "", False
             if unit.active == "activating":
                 self._set(unit, "inactive", "dead")
-            host.log(unit.name, None, f"{unit.name} was skipped because of an unmet condition check.")
+            host.log(
+                unit.name, None, f"{unit.name} was skipped because of an unmet condition check."
+            )
             return
         unit.condition = True
         now, config = host.world.now, unit.loaded
@@ -470,7 +472,9 @@ class Systemd:
         host, behaviour = self.host, main.behaviour
         for index in gpus:
             if host.used_mib(index) + behaviour.needs_mib > host.gpus[index].total_mib:
-                host.log(unit.name, unit.invocation, "torch.OutOfMemoryError: CUDA out of memory.", 3)
+                host.log(
+                    unit.name, unit.invocation, "torch.OutOfMemoryError: CUDA out of memory.", 3
+                )
                 self._exit(unit, main, 1, 1)
                 return
         main.gpus, main.mib = gpus, behaviour.needs_mib

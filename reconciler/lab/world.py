@@ -337,9 +337,7 @@ class Host:
         self.container: str | None = None
         self.files = Files({})
         self.processes: dict[int, Process] = {}
-        self.gpus = [
-            Gpu(f"GPU-{i:08x}-{name}", i, gpu_mib) for i in range(gpus)
-        ]
+        self.gpus = [Gpu(f"GPU-{i:08x}-{name}", i, gpu_mib) for i in range(gpus)]
         self.gpu_fault: str | None = None
         self.holders_fault: str | None = None
         self.apps_fault: str | None = None
