@@ -45,23 +45,42 @@ def lab(request: pytest.FixtureRequest) -> Iterator[LabPaths]:
     """Give this session's own lab, empty, and end all its hosts afterwards."""
     _need_lab(pve=False)
     LABS.mkdir(parents=True, exist_ok=True)
+    clear_dead_labs()
     checkout = hashlib.sha256(str(request.config.rootpath).encode()).hexdigest()[:6]
     for number in itertools.count():
         directory = LABS / f"{checkout}-{number}"
-        lock = os.open(LABS / f"{checkout}-{number}.lock", os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another session of this checkout is using it
-            os.close(lock)
+        lock = _lock(directory)
+        if lock is None:  # another session of this checkout is using it
             continue
         paths = LabPaths.at(directory)
         try:
-            paths.stop_all()  # of a session that was killed
             yield paths
         finally:
             paths.stop_all()
             os.close(lock)
         return
+
+
+def clear_dead_labs() -> None:
+    """End the hosts of sessions that were killed: their lab is there and nobody holds its lock."""
+    for directory in sorted(path for path in LABS.glob("*") if path.is_dir()):
+        lock = _lock(directory)
+        if lock is not None:
+            try:
+                LabPaths.at(directory).stop_all()
+            finally:
+                os.close(lock)
+
+
+def _lock(directory: Path) -> int | None:
+    """Take the lock of a lab; None when a live session has it. The kernel frees it with its owner."""
+    lock = os.open(f"{directory}.lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
 
 
 @pytest.fixture(scope="session")
