@@ -94,24 +94,25 @@ def answer(request: Dict[str, Any], machine: Machine, program: Optional[str]) ->
     `program` is the path of the installed helper, or None when it came over the wire: then it may only
     look, enrol, or take itself away.
     """
-    try:
-        if not isinstance(request, dict) or request.get("format") != WIRE_FORMAT:
-            raise Refused("BadRequest", f"this helper speaks format {WIRE_FORMAT}")
-        name = request.get("verb")
-        entry = VERBS.get(name) if isinstance(name, str) else None
-        if entry is None:
-            raise Refused("BadRequest", f"there is no verb {str(name)[:40]!r}")
-        kind, verb = entry
-        if kind == READ:
-            data = verb(machine, record_of(request.get("args"), "args"))
-            return reply(request, machine, "done", data)
+    if request.get("format") != WIRE_FORMAT:
+        return refusal(request, machine, bad(f"this helper speaks format {WIRE_FORMAT}"))
+    name = request.get("verb")
+    entry = VERBS.get(name) if isinstance(name, str) else None
+    if entry is None:
+        return refusal(request, machine, bad(f"there is no verb {str(name)[:40]!r}"))
+    kind, verb = entry
+    if kind != READ:
         if program is None and kind != HOST:
-            raise Refused("NotInstalled", "the helper is not installed here; enrol the host first")
+            why = "the helper is not installed here; enrol the host first"
+            return refusal(request, machine, Refused("NotInstalled", why))
+        return mutate(request, machine, verb, kind)
+    try:
+        data = verb(machine, record_of(request.get("args"), "args"))
     except Refused as refused:
-        return refusal(request if isinstance(request, dict) else {}, machine, refused)
+        return refusal(request, machine, refused)
     except OSError as error:
-        return reply(request, machine, "failed", {}, "OSError", str(error))
-    return mutate(request, machine, verb, kind)
+        return reply(request, machine, "failed", {}, ("OSError", str(error)))
+    return reply(request, machine, "done", data)
 
 
 # -- lease and records -------------------------------------------------------------------------------
@@ -229,6 +230,9 @@ def bind(act: Act, content: Dict[str, Any]) -> Dict[str, Any]:
                 unit=was[0],
                 gpus=was[1],
             )
+    if content.get("gid") is not None:
+        # systemd starts no unit with a supplementary group that has no entry.
+        act.machine.ensure_group(content["gid"])
     act.changes.put_record(act.server, "bindings", content)
     return {}
 
@@ -260,7 +264,7 @@ def disarm_unit(act: Act) -> Dict[str, Any]:
     changes.write(drop_in_path(unit), disarm_text(unit, stop_s).encode(), 0o644)
     changes.reload()
     now = phase_reading(machine.unit(unit), unit)
-    want_us = int(round(stop_s * 1_000_000))
+    want_us = round(stop_s * 1_000_000)
     effective = (
         now.get("Restart") == "no"
         and now.get("TimeoutStopUSec") == want_us
@@ -293,7 +297,7 @@ def disarm_text(unit: str, stop_s: float) -> str:
     return (
         "# Written by reconcile for the time of a rollout.\n"
         f"[Unit]\nConditionPathExists=!{flag_path(unit)}\n"
-        f"[Service]\nRestart=no\nTimeoutStopSec={int(round(stop_s * 1_000_000))}us\n"
+        f"[Service]\nRestart=no\nTimeoutStopSec={round(stop_s * 1_000_000)}us\n"
     )
 
 

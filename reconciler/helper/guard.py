@@ -39,9 +39,7 @@ def guard_main(machine: Machine, prefix: str) -> int:
     try:
         unit = unit_name(f"{prefix}.service")
         with machine.lock(GUARD_LOCK_WAIT_S):
-            server = server_of_unit(machine, unit)
-            if server is None:
-                raise Refused("NotBound", f"no server on this host is bound to {unit}")
+            server = server_bound_to(machine, unit)
             try:
                 check_start(machine, server, unit)
                 write_claims(machine, server, unit)
@@ -53,6 +51,14 @@ def guard_main(machine: Machine, prefix: str) -> int:
         machine_says(machine, prefix, why_not(error))
         return 1
     return 0
+
+
+def server_bound_to(machine: Machine, unit: str) -> str:
+    """Return the server that a unit belongs to; the GPUs of any other unit are not known."""
+    server = server_of_unit(machine, unit)
+    if server is None:
+        raise Refused("NotBound", f"no server on this host is bound to {unit}")
+    return server
 
 
 def why_not(error: Exception) -> str:

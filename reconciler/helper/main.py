@@ -50,6 +50,11 @@ def main_installed(argv: List[str], stdin: BinaryIO, stdout: BinaryIO) -> int:
         respond(line, machine, sys.argv[0], stdout)
 
 
+def main_unit(argv: List[str]) -> None:
+    """Run what a unit of ours asks for; `enrol.unit_command` says why the units come in this way."""
+    sys.exit(main_installed(argv, sys.stdin.buffer, sys.stdout.buffer))
+
+
 def main_carried(request: bytes) -> None:
     """Answer the one request that travelled inside the program."""
     keep_going()
@@ -61,7 +66,9 @@ def respond(line: bytes, machine: Machine, program: Optional[str], stdout: Binar
     try:
         request = json.loads(line)
     except ValueError:
-        request = None
+        request = {}
+    if not isinstance(request, dict):
+        request = {}
     result = answer(request, machine, program)
     nonce = result["nonce"] if isinstance(result["nonce"], str) else ""
     try:

@@ -8,7 +8,7 @@ Part of the shipped helper: Python 3.9, standard library only.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from reconciler.helper.machine import Busy, Machine, Refused
 from reconciler.helper.records import (
@@ -84,17 +84,16 @@ def reply(
     machine: Machine,
     outcome: str,
     data: Dict[str, Any],
-    reason: str = "",
-    message: str = "",
+    why: Tuple[str, str] = ("", ""),
 ) -> Dict[str, Any]:
-    """Return an answer in the wire's form."""
+    """Return an answer in the wire's form; `why` is (reason, message) of what is not done."""
     return {
         "format": WIRE_FORMAT,
         "nonce": request.get("nonce", ""),
         "verb": request.get("verb", ""),
         "outcome": outcome,
-        "reason": reason,
-        "message": message,
+        "reason": why[0],
+        "message": why[1],
         "data": data,
         "boot_id": machine.boot_id(),
         "boottime": machine.boottime(),
@@ -103,7 +102,7 @@ def reply(
 
 def refusal(request: Dict[str, Any], machine: Machine, refused: Refused) -> Dict[str, Any]:
     """Return the answer that says no."""
-    return reply(request, machine, "refused", refused.data, refused.reason, refused.message)
+    return reply(request, machine, "refused", refused.data, (refused.reason, refused.message))
 
 
 def frame(nonce: str, line: bytes) -> bytes:
@@ -132,7 +131,7 @@ def mutate(request: Dict[str, Any], machine: Machine, verb: Verb, kind: str) -> 
         with machine.lock(LOCK_WAIT_S):
             stored = stored_answer(machine, nonce)
             if stored is not None:
-                return replayed(request, machine, stored)
+                return replayed(request, stored)
             if kind == CLAIM and request.get("fence") is not None:
                 return renewed(request, act, verb)
             fence = admit(request, machine, server) if kind == FENCED else None
@@ -140,11 +139,13 @@ def mutate(request: Dict[str, Any], machine: Machine, verb: Verb, kind: str) -> 
             store_answer(machine, nonce, answer)
             return answer
     except Busy as busy:
-        return reply(request, machine, "refused", {}, "Busy", f"the host lock was not had: {busy}")
+        return reply(
+            request, machine, "refused", {}, ("Busy", f"the host lock was not had: {busy}")
+        )
     except Refused as refused:
         return refusal(request, machine, refused)
     except OSError as error:
-        return reply(request, machine, "failed", {}, "OSError", str(error))
+        return reply(request, machine, "failed", {}, ("OSError", str(error)))
 
 
 def renewed(request: Dict[str, Any], act: Act, verb: Verb) -> Dict[str, Any]:
@@ -225,10 +226,10 @@ def carry_out(
         answer = refusal(request, machine, refused)
         stuck = changes.put_back()
     except OSError as error:
-        answer = reply(request, machine, "failed", {}, "OSError", str(error))
+        answer = reply(request, machine, "failed", {}, ("OSError", str(error)))
         stuck = changes.put_back()
     except Exception as error:  # A bug of ours must not leave half a change behind either.
-        answer = reply(request, machine, "failed", {}, "Bug", f"{type(error).__name__}: {error}")
+        answer = reply(request, machine, "failed", {}, ("Bug", f"{type(error).__name__}: {error}"))
         stuck = changes.put_back()
     else:
         answer = reply(request, machine, "done", data)
@@ -331,7 +332,7 @@ def store_answer(machine: Machine, nonce: str, answer: Dict[str, Any]) -> None:
         answer["message"] += f" (answer not kept: {error})"
 
 
-def replayed(request: Dict[str, Any], machine: Machine, stored: Dict[str, Any]) -> Dict[str, Any]:
+def replayed(request: Dict[str, Any], stored: Dict[str, Any]) -> Dict[str, Any]:
     """Return a stored answer, unless the nonce was used for something else."""
     answer = stored.get("answer")
     if not isinstance(answer, dict) or answer.get("verb") != request.get("verb"):

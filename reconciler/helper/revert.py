@@ -10,7 +10,7 @@ only.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from reconciler.helper.acts import (
     append_history,
@@ -107,7 +107,7 @@ def revert_due(machine: Machine, server: str) -> bool:
 
 def revert_step(act: Act) -> bool:
     """Take the next step back; return whether the revert is finished."""
-    machine, server = act.machine, act.server
+    machine = act.machine
     deadline = act.record("deadline") or {}
     unit = unit_name(deadline.get("unit"))
     state = take_over(act, unit, deadline)
@@ -211,7 +211,7 @@ def committed(act: Act, applied: Optional[Dict[str, Any]], props: Dict[str, Any]
 def loads_applied(act: Act, props: Dict[str, Any], applied: Dict[str, Any]) -> bool:
     """Say whether the loaded unit file has the applied revision's bytes."""
     path = props.get("FragmentPath")
-    return bool(path) and act.machine.read(path) == applied_text(act, applied)
+    return path is not None and act.machine.read(path) == applied_text(act, applied)
 
 
 def applied_text(act: Act, applied: Optional[Dict[str, Any]]) -> Optional[bytes]:
@@ -273,9 +273,9 @@ def released_again(act: Act, unit: str, props: Dict[str, Any], state: Dict[str, 
         learn_baselines(machine, act.changes, uuids)
     judged = released(samples, uuids, baselines_on(machine), context, SETTLE_S)
     state.update(samples=samples, verdict=judged["verdict"], reasons=judged["reasons"][:10])
-    done = judged["verdict"] == "released"
+    done: bool = judged["verdict"] == "released"
     if not done:
-        press(act, unit, group, judged, state, machine.boottime() - since)
+        press(act, unit, group, judged["holders"], state)
     note(act, state)
     return done
 
@@ -284,16 +284,16 @@ def press(
     act: Act,
     unit: str,
     group: str,
-    judged: Dict[str, Any],
+    holders: List[Dict[str, Any]],
     state: Dict[str, Any],
-    waited_s: float,
 ) -> None:
     """Signal own left-overs: TERM after a while, KILL after another. Anybody else's are left alone."""
+    waited_s = act.machine.boottime() - float(state["down_boottime"])
     rung = 0 if waited_s < TERM_AFTER_S else 1 if waited_s < KILL_AFTER_S else 2
     if rung == 0 or state.get("rung") == rung:
         return
     inside = act.machine.processes(group).get("known") or [] if group else []
-    owned = [h for h in judged["holders"] if h["class"] == "owned"]
+    owned = [h for h in holders if h["class"] == "owned"]
     targets = sorted({(p["pid"], p["start_ticks"]) for p in [*owned, *inside]})
     number = 15 if rung == 1 else 9
     results = signal_owned(act, unit, group, targets, number)
@@ -341,9 +341,13 @@ def finish(
         if now.get("ActiveState") == "failed":
             machine.reset_failed(unit)
         machine.start(unit)
-    if state.get("tried") and isinstance(attempted, str) and REVISION_ID.fullmatch(attempted):
-        if attempted != (applied or {}).get("revision"):
-            act.changes.put_record(server, f"rejected/{attempted}", rejection(state))
+    good = (applied or {}).get("revision")
+    named = isinstance(attempted, str) and REVISION_ID.fullmatch(attempted) is not None
+    if state.get("tried") and named and attempted != good:
+        act.changes.put_record(server, f"rejected/{attempted}", rejection(state))
+    ending = (
+        "hopeless" if hopeless else "kept" if was_running else "started" if starting else "stopped"
+    )
     append_history(
         act,
         {
@@ -353,7 +357,7 @@ def finish(
             "revision": attempted,
             "returned_to": None if hopeless else (applied or {}).get("revision"),
             "stopped": not (starting or was_running),
-            "message": story(unit, hopeless, starting, was_running, state),
+            "message": story(unit, ending, other_boot=bool(state.get("other_boot"))),
         },
     )
     journal_step(act, "finished", {"started": starting, "hopeless": hopeless})
@@ -375,18 +379,16 @@ def rejection(state: Dict[str, Any]) -> Dict[str, Any]:
     }
 
 
-def story(
-    unit: str, hopeless: bool, started: bool, was_running: bool, state: Dict[str, Any]
-) -> str:
+def story(unit: str, ending: str, *, other_boot: bool) -> str:
     """Return what the host did, in a sentence."""
-    why = "the host had rebooted" if state.get("other_boot") else "no controller came back in time"
-    if hopeless:
-        return (
-            f"{why}; {unit} was stopped and stays down: there is no earlier revision to return to"
-        )
-    if was_running:
-        return f"{why}; {unit} still ran from its permanent unit and was left running"
-    return f"{why}; {unit} was returned to its permanent unit and {'started' if started else 'left stopped'}"
+    why = "the host had rebooted" if other_boot else "no controller came back in time"
+    did = {
+        "hopeless": "was stopped and stays down: there is no earlier revision to return to",
+        "kept": "still ran from its permanent unit and was left running",
+        "started": "was returned to its permanent unit and started",
+        "stopped": "was returned to its permanent unit and left stopped, as it was before",
+    }
+    return f"{why}; {unit} {did[ending]}"
 
 
 def give_lease_back(act: Act) -> None:

@@ -236,6 +236,10 @@ class SimulatedMachine:
         """See `Machine`."""
         return {"known": self.host.users.get(name)}
 
+    def ensure_group(self, gid: int) -> None:
+        """See `Machine`."""
+        self.host.group_numbers.add(gid)
+
     def lock(self, timeout_s: float) -> AbstractContextManager[None]:
         """See `Machine`."""
         return self._locked(timeout_s)

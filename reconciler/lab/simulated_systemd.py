@@ -8,7 +8,9 @@ else is left out. It acts on a `Host` of `world.py`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -709,10 +711,8 @@ class Systemd:
             host.world.after(TICK_EVERY_S, run)
             if not host.locked:
                 self.tick_runs += 1
-                try:
+                with contextlib.suppress(PowerLost):
                     self.tick()
-                except PowerLost:
-                    pass
 
         return run
 
@@ -771,7 +771,7 @@ def _fields(config: Loaded) -> dict[str, Any]:
 
 
 def _port_of(argv: list[str]) -> int | None:
-    for flag, value in zip(argv, argv[1:], strict=False):
+    for flag, value in itertools.pairwise(argv):
         if flag in ("--port", "-p") and value.isdigit():
             return int(value)
     return None

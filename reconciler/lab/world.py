@@ -304,14 +304,12 @@ class World:
         events = self._events
         while events and events[0][0] <= end:
             at, _, action = heapq.heappop(events)
-            if at > self.now:
-                self.now = at
+            self.now = max(self.now, at)
             try:
                 action()
             except PowerLost:
                 continue
-        if end > self.now:
-            self.now = end
+        self.now = max(self.now, end)
 
     def on_effect(self, watcher: Callable[[Effect], None]) -> None:
         """Call `watcher` before and after each effect on any host; see `Effect`.
@@ -358,6 +356,7 @@ class Host:
         self.locked = 0
         self.truth = Truth()
         self.next_pid = 1000
+        self.group_numbers: set[int] = set()
 
     # -- clock and boot ----------------------------------------------------------------------------
 
