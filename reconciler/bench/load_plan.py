@@ -92,6 +92,12 @@ class Progress:
     completed: int
     failed: int
 
+    def __str__(self) -> str:
+        """Give a line for a person."""
+        what = f"round {self.round}" if self.round else "warming up"
+        bad = f", {self.failed} failed" if self.failed else ""
+        return f"{self.run}, {what}: {self.completed} of {self.of} answers{bad}"
+
 
 def request_body(
     plan: LoadPlan, endpoint: Endpoint, number: int, given_up: frozenset[str]

@@ -72,8 +72,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question("How many minutes are two hours? Answer with the number only.", _says("120")),
     Question("What is the opposite of hot? Answer in one word.", _says("cold")),
     Question(
-        "Which is larger, 0.5 or 0.25? Answer with the number only.",
-        re.compile(r"\A\W*0?\.5\b").search,
+        "Which is larger, 0.5 or 0.25? Answer with the number only.", _begins_with(r"\W*0?\.5\b")
     ),
     Question("Sort these in ascending order: 31, 4, 15, 9", _in_order("4", "9", "15", "31")),
     Question(

@@ -183,7 +183,9 @@ def event(body: Any) -> bytes:
 
 
 def chat_chunk(text: str, finish: str | None = None, **more: Any) -> bytes:
-    return event({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}], **more})
+    return event(
+        {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}], **more}
+    )
 
 
 def chat_parts(words: Sequence[str], *, prompt_tokens: int = 9, usage: bool = True) -> list[bytes]:
