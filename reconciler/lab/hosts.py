@@ -219,6 +219,15 @@ class SystemdHost:
         return " ".join(words[:2])
 
     @property
+    def container(self) -> tuple[int, str] | None:
+        """VMID and address of its container, when it was booted as a Proxmox-like host."""
+        try:
+            vmid, address = (self.directory / "container").read_text().split()
+        except OSError:
+            return None
+        return int(vmid), address
+
+    @property
     def root(self) -> Path:
         """Its file system, seen from this machine; /dev, /run and /proc of the host are not in it."""
         return self.directory / "mem" / "root"
@@ -451,10 +460,9 @@ def _subnets_in_use() -> set[str]:
 def _host_documents(host: SystemdHost) -> str:
     header = "apiVersion: reconciler/v1\nkind: Host\n"
     ssh = f"ssh: {{address: {host.ip}, user: {host.user}, port: {host.port}}}\n"
-    try:
-        vmid, _ = (host.directory / "container").read_text().split()
-    except OSError:
+    if host.container is None:
         return f"{header}name: {host.name}\n{ssh}"
+    vmid, _ = host.container
     return f"{header}name: {host.name}\nproxmox: {{vmid: {vmid}, ssh: {{address: {host.ip}, user: {host.user}, port: {host.port}}}}}\n"
 
 

@@ -1,0 +1,282 @@
+"""`reconcile lab`: hosts for trying things by hand, with a real systemd and simulated GPUs.
+
+A person boots a host, points specs at it, breaks it, and watches what the tool does, before any real
+GPU host is involved. All the work is in `reconciler/lab/`; this words it. Needs root, and says so.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from reconciler.lab.faults import LabHost
+    from reconciler.lab.hosts import LabPaths, SystemdHost
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 64
+
+DEFAULT_NAME: Final = "gpu1"
+DEFAULT_PVE_NAME: Final = "pve"
+
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", metavar="DIR", help="The lab's directory [default: /run/reconciler-lab]."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Mount `lab` and its commands."""
+    lab = typer.Typer(
+        no_args_is_help=True,
+        help="Hosts with a real systemd and simulated GPUs, for trying things.",
+    )
+    app.add_typer(lab, name="lab")
+
+    @lab.command()
+    def up(
+        names: Annotated[
+            list[str] | None, typer.Argument(metavar="[NAME]…", help="Hosts to boot.")
+        ] = None,
+        gpus: Annotated[
+            int, typer.Option("--gpus", min=0, help="Simulated GPUs of each host.")
+        ] = 4,
+        gpu_mib: Annotated[
+            int, typer.Option("--gpu-mib", min=1, help="Memory of each GPU.")
+        ] = 24576,
+        *,
+        user: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--user", metavar="USER", help="An ordinary user to log in as; repeatable."
+            ),
+        ] = None,
+        pve: Annotated[
+            bool, typer.Option("--pve", help="Proxmox-like: servers live in a container.")
+        ] = False,
+        directory: Directory = None,
+    ) -> None:
+        """Boot lab hosts and write an inventory, their pinned keys and an ssh configuration.
+
+        Takes 2 s a host. `--pve` needs a Debian tree for its container, built once in 2 to 4 minutes.
+        A lab host is a container on this machine, with its own network: it cannot reach anything else.
+        It has no GPU driver: nvidia-smi and the devices are stand-ins, with true bookkeeping.
+
+        Examples:
+            sudo reconcile lab up
+            sudo reconcile lab up gpu1 gpu2 --gpus 8
+            sudo reconcile lab up pve --pve
+        """
+        wanted = names or [DEFAULT_PVE_NAME if pve else DEFAULT_NAME]
+        _ended(lambda: _up(_need(directory, pve=pve), wanted, gpus, gpu_mib, user or [], pve=pve))
+
+    @lab.command()
+    def down(
+        names: Annotated[
+            list[str] | None, typer.Argument(metavar="[NAME]…", help="Hosts to end.")
+        ] = None,
+        *,
+        every: Annotated[bool, typer.Option("--all", help="End every host of this lab.")] = False,
+        directory: Directory = None,
+    ) -> None:
+        """End lab hosts and remove all that they left on this machine.
+
+        Examples:
+            sudo reconcile lab down gpu1
+            sudo reconcile lab down --all
+        """
+        _ended(lambda: _down(_need(directory), names or [], every=every))
+
+    @lab.command(name="break")
+    def break_(
+        case: Annotated[str | None, typer.Argument(help="What goes wrong; see --list.")] = None,
+        host: Annotated[str | None, typer.Argument(help="On which host.")] = None,
+        *,
+        unit: Annotated[
+            str, typer.Option("--unit", help="Which server, where there are several.")
+        ] = "",
+        listed: Annotated[
+            bool, typer.Option("--list", help="Explain every case in a line.")
+        ] = False,
+        directory: Directory = None,
+    ) -> None:
+        """Make something go wrong on a lab host, for real; the case `heal` undoes what can be undone.
+
+        Examples:
+            reconcile lab break --list
+            sudo reconcile lab break left-over gpu1
+            sudo reconcile lab break heal gpu1
+        """
+        if listed:
+            _list_cases()
+            return
+        _ended(lambda: _break(_need(directory), case, host, unit))
+
+    @lab.command()
+    def status(directory: Directory = None) -> None:
+        """Show the lab's hosts, and how to reach them.
+
+        Examples:
+            sudo reconcile lab status
+        """
+        _ended(lambda: _status(_need(directory)))
+
+
+def _up(
+    lab: LabPaths, names: list[str], gpus: int, gpu_mib: int, users: list[str], *, pve: bool
+) -> None:
+    from reconciler.lab.hosts import ProxmoxHost, SystemdHost
+
+    running = {host.name for host in lab.running()}
+    for name in names:
+        if name in running:
+            _talk(f"{name} is up already; `reconcile lab down {name}` ends it")
+            continue
+        if pve:
+            _talk(
+                f"{name}: booting a Proxmox-like host with container 101 (the first time this builds its tree: 2 to 4 min)"
+            )
+            container = ProxmoxHost.boot(name, lab=lab, gpus=gpus, gpu_mib=gpu_mib)
+            _talk(
+                f"{name}: up at {container.ip}, container 101 at {container.container_ip}, {gpus} GPUs"
+            )
+        else:
+            host = SystemdHost.boot(name, lab=lab, gpus=gpus, gpu_mib=gpu_mib, users=users)
+            _talk(f"{name}: up at {host.ip}, {gpus} GPUs of {gpu_mib} MiB")
+    _hand_over(lab)
+    _talk(f"specs:  the hosts stand in {lab.inventory}: copy it into your specs")
+    _talk(f"login:  ssh -F {lab.ssh_config} {names[0]}")
+    _talk(f"break:  reconcile lab break left-over {names[0]}   (--list shows all cases)")
+    _talk("end:    reconcile lab down --all")
+
+
+def _down(lab: LabPaths, names: list[str], *, every: bool) -> None:
+    from reconciler.core.errors import UsageError
+
+    if every:
+        lab.stop_all()
+        _talk(f"every host of {lab.directory} is gone")
+        return
+    if not names:
+        raise UsageError(f"lab: nothing was ended: name hosts ({_names(lab)}) or say --all")
+    hosts = [_host(lab, name) for name in names]
+    for host in hosts:
+        host.stop()
+        _talk(f"{host.name}: gone")
+
+
+def _break(lab: LabPaths, case: str | None, name: str | None, unit: str) -> None:
+    from reconciler.core.errors import UsageError
+    from reconciler.lab import faults
+
+    if case is None or name is None:
+        raise UsageError(
+            "lab: say what goes wrong and where: `reconcile lab break left-over gpu1`; --list shows all cases"
+        )
+    host = _host(lab, name)
+    _talk(f"{name}: {faults.break_(_as_booted(host), case, unit=unit)}")
+
+
+def _status(lab: LabPaths) -> None:
+    hosts = lab.running()
+    if not hosts:
+        _talk(f"no host runs in {lab.directory}; `reconcile lab up` boots one")
+    for host in hosts:
+        _print(
+            f"{host.name:<10}  {host.ip:<15}  {_kind(host):<24}  ssh -F {lab.ssh_config} {host.name}"
+        )
+
+
+def _list_cases() -> None:
+    from reconciler.lab.faults import CASES
+
+    width = max(len(name) for name in CASES)
+    for case in CASES.values():
+        _print(f"{case.name:<{width}}  {case.about}")
+
+
+def _host(lab: LabPaths, name: str) -> SystemdHost:
+    from reconciler.core.errors import UsageError
+
+    for host in lab.running():
+        if host.name == name:
+            return host
+    raise UsageError(
+        f"lab: no host {name!r} runs in {lab.directory} (running: {_names(lab)}); `reconcile lab up {name}` boots it"
+    )
+
+
+def _as_booted(host: SystemdHost) -> LabHost:
+    from reconciler.lab.hosts import ProxmoxHost
+
+    container = host.container
+    return host if container is None else ProxmoxHost(host, *container)
+
+
+def _kind(host: SystemdHost) -> str:
+    container = host.container
+    return "systemd host" if container is None else f"Proxmox-like, container {container[0]}"
+
+
+def _names(lab: LabPaths) -> str:
+    return ", ".join(host.name for host in lab.running()) or "none"
+
+
+def _need(directory: Path | None, *, pve: bool = False) -> LabPaths:
+    """Return the lab, or say what this machine lacks to run one."""
+    from reconciler.core.errors import UsageError
+    from reconciler.lab.hosts import DEFAULT_DIRECTORY, LabPaths, available
+
+    missing = available(pve=pve)
+    if missing:
+        reasons = "".join(f"\n  - {reason}" for reason in missing)
+        raise UsageError(
+            f"lab: this machine cannot run lab hosts as it is; nothing was done:{reasons}\n"
+            "Without root and packages, `reconcile rehearse` plays everything on a simulated host."
+        )
+    return LabPaths.at(directory or DEFAULT_DIRECTORY)
+
+
+def _hand_over(lab: LabPaths) -> None:
+    """Give keys and inventory to whoever called sudo, so that the tool can go on without root."""
+    try:
+        uid, gid = int(os.environ["SUDO_UID"]), int(os.environ["SUDO_GID"])
+    except (KeyError, ValueError):
+        return
+    for path in [
+        lab.inventory,
+        lab.known_hosts,
+        lab.ssh_config,
+        *(host.key_path for host in lab.running()),
+    ]:
+        os.chown(path, uid, gid)
+
+
+def _ended(act: Callable[[], None]) -> None:
+    """Run `act`; print an error as one line for people, and end with its exit code."""
+    from reconciler.core.errors import ReconcilerError, UsageError
+
+    try:
+        act()
+    except UsageError as error:
+        _talk(str(error))
+        raise typer.Exit(EXIT_USAGE) from None
+    except ReconcilerError as error:
+        _talk(str(error))
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+def _talk(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
