@@ -77,7 +77,7 @@ def note_guard(machine: Machine, server: str, unit: str, why: Optional[str]) -> 
         "version": RECORD_VERSION,
         "unit": unit,
         "outcome": "allowed" if why is None else "refused",
-        "why": why,
+        "reason": why,
         "boot_id": machine.boot_id(),
         "at": machine.walltime(),
     }

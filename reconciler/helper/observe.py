@@ -67,6 +67,9 @@ def observe_host(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
     wants_gpus = args.get("gpus", True) is True
     holders = machine.holders() if wants_gpus else NOT_ASKED
     return {
+        "at": machine.boottime(),
+        "boot_id": machine.boot_id(),
+        "host_mount_ns": machine.mount_namespace(),
         "identity": machine.identity(),
         "installed": reading_of(lambda: installed_on(machine)),
         "gpus": machine.gpus() if wants_gpus else NOT_ASKED,
@@ -74,7 +77,7 @@ def observe_host(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
         "holders": holders,
         "baselines": reading_of(lambda: baselines_on(machine)),
         "kernel": machine.kernel_log(cursor_in(args)),
-        "disk": {path: free_bytes(machine, path) for path in ("/etc", "/var/lib", "/run")},
+        "disk": free_bytes(machine),
         "containers_with_gpus": containers_among(holders),
         "paths": {
             path: machine.stat(absolute_path(path))
@@ -103,6 +106,7 @@ def observe_server(machine: Machine, asked: Dict[str, Any]) -> Dict[str, Any]:
     absent = props.get("LoadState") == "not-found"
     group = props.get("ControlGroup") or ""
     found: Dict[str, Any] = {
+        "unit_name": name,
         "unit": unit,
         "files": machine.unit_files(name),
         "command": {"unknown": "there is no such unit"} if absent else machine.unit_command(name),
@@ -144,6 +148,7 @@ def placed_file(machine: Machine, place: str, unit: str) -> Optional[Dict[str, A
 def records_of(machine: Machine, server: str, unit: str) -> Dict[str, Any]:
     """Return all that is recorded of a server, None for each record that does not exist."""
     found: Dict[str, Any] = {name: read_record(machine, server, name) for name in SERVER_RECORDS}
+    found["invocations"] = (found["invocations"] or {}).get("invocations") or []
     found["lease"] = read_json(machine, lease_path(server))
     rejected = []
     for name in machine.listdir(state_path(server, "rejected")):
@@ -201,12 +206,14 @@ def installed_on(machine: Machine) -> Dict[str, Any]:
     }
 
 
-def free_bytes(machine: Machine, path: str) -> Reading:
-    """Return the free space of the file system that holds a path."""
-    stat = machine.stat(path)
-    if "known" not in stat:
-        return stat
-    return {"known": stat["known"].get("free_bytes")}
+def free_bytes(machine: Machine) -> Reading:
+    """Return the free space where we write, by path; a place that cannot be read is left out."""
+    found = {}
+    for path in ("/etc", "/var/lib", "/run"):
+        stat = machine.stat(path).get("known") or {}
+        if stat.get("free_bytes") is not None:
+            found[path] = stat["free_bytes"]
+    return {"known": found}
 
 
 def containers_among(holders: Reading) -> Reading:

@@ -344,7 +344,9 @@ def finish(
     good = (applied or {}).get("revision")
     named = isinstance(attempted, str) and REVISION_ID.fullmatch(attempted) is not None
     if state.get("tried") and named and attempted != good:
-        act.changes.put_record(server, f"rejected/{attempted}", rejection(state))
+        act.changes.put_record(
+            server, f"rejected/{attempted}", rejection(state, machine.walltime())
+        )
     ending = (
         "hopeless" if hopeless else "kept" if was_running else "started" if starting else "stopped"
     )
@@ -354,10 +356,11 @@ def finish(
             "outcome": "Failed" if hopeless else "RolledBack",
             "reason": "NothingToReturnTo" if hopeless else "HostReverted",
             "by": HOST_REVERT,
-            "revision": attempted,
-            "returned_to": None if hopeless else (applied or {}).get("revision"),
+            "revision": attempted or "",
+            "previous": "" if hopeless else good or "",
+            "took_s": machine.boottime() - float(state["began_boottime"]),
             "stopped": not (starting or was_running),
-            "message": story(unit, ending, other_boot=bool(state.get("other_boot"))),
+            "sentence": story(unit, ending, other_boot=bool(state.get("other_boot"))),
         },
     )
     journal_step(act, "finished", {"started": starting, "hopeless": hopeless})
@@ -365,13 +368,15 @@ def finish(
     give_lease_back(act)
 
 
-def rejection(state: Dict[str, Any]) -> Dict[str, Any]:
+def rejection(state: Dict[str, Any], at: float) -> Dict[str, Any]:
     """Return why the attempted revision was left: definite only when it had died by itself (S22)."""
     died = (
         str(state.get("found", "")).split("/")[0] == "failed" and state.get("result") != "success"
     )
     return {
         "reason": "HostReverted",
+        "sentence": "no controller came back before the rollout's deadline",
+        "at": at,
         "by": HOST_REVERT,
         "definite": died and not state.get("other_boot"),
         "found": state.get("found"),
