@@ -43,7 +43,9 @@ class Launch:
     `secret_env` and `secret_config` name files on the host, never values: the helper reads them there and
     makes `secrets.env` (NAME=value, read by systemd) and `secrets.yaml` (key: value, read by the engine).
     `credentials` are files that systemd passes on under `credential_path`. `check_argv` is the command
-    whose help lists the flags that this installation knows; None where there is no way to ask.
+    whose help lists the flags that this installation knows; None where there is no way to ask. `check_help`
+    are the words that ask for that help, tried in turn until every flag is found: vLLM shows a part of its
+    flags under `--help` and, in newer versions, all under `--help=all`.
     """
 
     argv: tuple[str, ...]
@@ -53,6 +55,7 @@ class Launch:
     credentials: Mapping[str, str] = field(default_factory=dict)
     flags_to_check: tuple[str, ...] = ()
     check_argv: tuple[str, ...] | None = None
+    check_help: tuple[str, ...] = ("--help",)
     paths: tuple[str, ...] = ()
     no_new_privileges: bool = True
 
@@ -74,11 +77,14 @@ class ReadyRequests:
     """The rungs of readiness that are asked over HTTP, in order; None where an engine has none.
 
     `alive` tells loading from serving cheaply; `generation` asks for one real token and alone proves
-    that the server can do its work.
+    that the server can do its work. `identity` asks which models are served: most engines answer any name
+    in a generation with that same name, so only this tells one server from another (its answer says
+    nothing about being ready).
     """
 
     alive: HttpRequest
     generation: HttpRequest | None
+    identity: HttpRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,9 @@ class Engine(Protocol):
     def generation_ok(self, server: Server, status: int | None, body: bytes) -> Answer:
         """Read the answer to `ready_requests().generation`."""
 
+    def identity_ok(self, server: Server, status: int | None, body: bytes) -> Answer:
+        """Read the answer to `ready_requests().identity`."""
+
     def in_flight_request(self, server: Server) -> HttpRequest | None:
         """Return how to ask for the number of requests running and waiting; None: it cannot be asked."""
 
@@ -175,6 +184,26 @@ def environment(server: Server, gpu_uuids: Sequence[str]) -> dict[str, str]:
 def secret_environment(server: Server) -> dict[str, str]:
     """Return the spec's secrets: name → file on the host."""
     return {name: secret.file for name, secret in sorted(server.secrets.items())}
+
+
+_FROM_SYSTEMD = re.compile(
+    r"HOME|LANG|LOGNAME|PATH|SHELL|USER|TERM|MAINPID|INVOCATION_ID|NOTIFY_SOCKET|JOURNAL_STREAM|MEMORY_PRESSURE_.*"
+    r"|SYSTEMD_.*|XDG_.*|LISTEN_.*|CREDENTIALS_DIRECTORY|RECONCILER_SERVER|SPT_NOENV"
+)
+
+
+def read_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    """Read a unit's or a process's environment back into `gpus` and `env`; secrets are left out."""
+    gpus = environment.get("CUDA_VISIBLE_DEVICES")
+    env = {
+        name: value
+        for name, value in sorted(environment.items())
+        if name != "CUDA_VISIBLE_DEVICES"
+        and not _FROM_SYSTEMD.fullmatch(name)
+        and not _SECRET_KEY.search(name)
+    }
+    found: dict[str, object] = {} if gpus is None else {"gpus": [g for g in gpus.split(",") if g]}
+    return {**found, **({"env": env} if env else {})}
 
 
 def secrets_env_path(server_name: str) -> str:
@@ -285,6 +314,28 @@ def _error_text(answer: Mapping[str, object] | None) -> str:
         error = error.get("message")
     text = error if isinstance(error, str) else (answer or {}).get("message")
     return f"it says: {text[:300]}" if isinstance(text, str) and text else ""
+
+
+def models_request() -> HttpRequest:
+    """Ask for the list of models, which every engine here keeps under one path."""
+    return HttpRequest("GET", "/v1/models")
+
+
+def models_answer(server: Server, status: int | None, body: bytes) -> Answer:
+    """Judge the list of models: the expected one must be in it."""
+    if status is None or status >= 500 or status in {408, 425, 429}:
+        return NotYet("the port does not answer" if status is None else f"HTTP {status}")
+    if status in {401, 403}:
+        return Wrong(f"it is up and refuses our key (HTTP {status}); see listen.api_key")
+    listed = (json_object(body) or {}).get("data")
+    if status != 200 or not isinstance(listed, list):
+        return Wrong(f"HTTP {status} without a list of models")
+    names = [row.get("id") for row in listed if isinstance(row, dict)]
+    expected = served_name(server)
+    if expected is None or any(isinstance(n, str) and _same_model(n, expected) for n in names):
+        return Ready()
+    told = ", ".join(repr(str(n)[:100]) for n in names[:5]) or "none"
+    return Wrong(f"the models that answer are {told}, not {expected!r}")
 
 
 def health_answer(status: int | None, *, loading: Iterable[int] = (503,)) -> Answer:
@@ -405,7 +456,10 @@ __all__ = [
     "json_object",
     "json_value",
     "metric_sum",
+    "models_answer",
+    "models_request",
     "post",
+    "read_environment",
     "redacted",
     "secret_environment",
     "secrets_env_path",

@@ -18,7 +18,7 @@ from importlib import resources
 
 from reconciler.engines.base import Finding, version_key
 
-_SIZE = re.compile(r"\d+(?:\.\d+)?[kKmMgGtT]?")
+_SIZE = re.compile(r"\d+(?:\.\d+)?[kKmMgGtT]")
 _NUMBER = re.compile(r"-?\d+(?:\.\d*)?|-?\.\d+")
 
 
@@ -96,6 +96,13 @@ class Catalogue:
             if spelling.startswith(token)
         }
         return next(iter(matches.values())) if len(matches) == 1 else None
+
+    def canonical(self, named: Mapping[str, str]) -> dict[str, str]:
+        """Rename keys that are any spelling to the one that this version has as its full name.
+
+        The full name moved between versions (`--tensor-parallel-size`, `--tp-size`); both stayed accepted.
+        """
+        return {self.spellings[s][0].flag: v for s, v in named.items() if s in self.spellings}
 
     def candidates(self, token: str) -> tuple[str, ...]:
         """Return every full name that begins with `token`."""
@@ -210,10 +217,11 @@ class Checked:
 def check_args(book: Catalogue, args: Mapping[str, object], owned: Mapping[str, str]) -> Checked:
     """Check the keys and values of `args` against a catalogue.
 
-    `owned` maps full flag names to what decides them instead. Keys are full names or aliases, without
+    `owned` maps flags to what decides them instead. Keys are full names or aliases, without
     dashes in front; a prefix or a spelling with underscores is refused although the engine might take
     it: it hides which flag is meant, from the reader and from the operator's policy.
     """
+    owned = book.canonical(owned)
     values: dict[str, tuple[str, Flag, object]] = {}
     problems: list[Finding] = []
     warnings: list[Finding] = []

@@ -27,6 +27,8 @@ from reconciler.engines.base import (
     health_answer,
     json_value,
     metric_sum,
+    models_answer,
+    read_environment,
     secret_environment,
 )
 from reconciler.engines.catalogue import compact_json, scalar
@@ -143,12 +145,12 @@ def plain_words(key: str, value: object) -> tuple[str, ...]:
 
 def read_argv(
     argv: Sequence[str],
-    environment: Mapping[str, str],  # noqa: ARG001  (the family's signature)
+    environment: Mapping[str, str],
     *,
     version: str | None = None,  # noqa: ARG001  (the family's signature)
 ) -> dict[str, object]:
     """Return the command: no word of it is known to mean a field."""
-    return {"engine": {"name": name, "command": tuple(argv)}}
+    return {"engine": {"name": name, "command": tuple(argv)}, **read_environment(environment)}
 
 
 def ready_requests(server: Server) -> ReadyRequests:
@@ -169,6 +171,11 @@ def alive(server: Server, status: int | None, body: bytes) -> Answer:  # noqa: A
 def generation_ok(server: Server, status: int | None, body: bytes) -> Answer:
     """Read the generation's answer; without an API there is none to wait for."""
     return Ready() if _options(server).api == "none" else completion_answer(server, status, body)
+
+
+def identity_ok(server: Server, status: int | None, body: bytes) -> Answer:
+    """Read a list of models; nothing asks for one, since not every server has it."""
+    return models_answer(server, status, body)
 
 
 def in_flight_request(server: Server) -> HttpRequest | None:

@@ -29,6 +29,9 @@ from reconciler.engines.base import (
     is_path,
     json_value,
     metric_sum,
+    models_answer,
+    models_request,
+    read_environment,
     secret_environment,
 )
 from reconciler.engines.catalogue import compact_json, scalar
@@ -315,7 +318,7 @@ _FIELDS: Final = {
 
 def read_argv(
     argv: Sequence[str],
-    environment: Mapping[str, str],  # noqa: ARG001  (the family's signature)
+    environment: Mapping[str, str],
     *,
     version: str | None = None,  # noqa: ARG001  (the family's signature)
 ) -> dict[str, object]:
@@ -348,7 +351,7 @@ def read_argv(
             args[key] = value
     found |= {"listen": listen} if listen else {}
     found |= {"speculative": speculative} if speculative else {}
-    return {**found, "args": args}
+    return {**found, "args": args, **read_environment(environment)}
 
 
 def _flags(tokens: Sequence[str], *, python: bool) -> list[tuple[str, object]]:
@@ -396,7 +399,7 @@ def _typed(text: str) -> object:
 def ready_requests(server: Server) -> ReadyRequests:
     """Ask for health (the Python form has only its list of models, which waits for the load), then a token."""
     path = "/v1/models" if _is_python(server) else ready_path
-    return ReadyRequests(HttpRequest("GET", path), completion_request(server))
+    return ReadyRequests(HttpRequest("GET", path), completion_request(server), models_request())
 
 
 def alive(server: Server, status: int | None, body: bytes) -> Answer:  # noqa: ARG001  (the family's signature)
@@ -407,6 +410,11 @@ def alive(server: Server, status: int | None, body: bytes) -> Answer:  # noqa: A
 def generation_ok(server: Server, status: int | None, body: bytes) -> Answer:
     """Read the completion's answer."""
     return completion_answer(server, status, body)
+
+
+def identity_ok(server: Server, status: int | None, body: bytes) -> Answer:
+    """Read the list of models, which llama-server gives out while it still loads."""
+    return models_answer(server, status, body)
 
 
 def in_flight_request(server: Server) -> HttpRequest | None:
