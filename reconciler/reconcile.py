@@ -7,14 +7,13 @@ up no other (L7).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from reconciler.core.attempt import ORDER, Attempt, Leg, Phase
+from reconciler.core.attempt import Attempt, Leg, Phase
 from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.desired import Target
 from reconciler.core.effect import Done, Measured, Turned, Wait
@@ -29,19 +28,21 @@ from reconciler.core.event import (
     VerdictGiven,
 )
 from reconciler.core.fleet import Fleet
-from reconciler.core.live import LiveHost
+from reconciler.core.live import Records
 from reconciler.core.plan import (
+    Action,
     Permissions,
-    Plan,
     ServerPlan,
     Wish,
     attempts_of,
     blocked,
+    forced,
     plan_server,
 )
 from reconciler.core.revision import policy_digest
 from reconciler.core.rollout import resume
 from reconciler.core.spec import Host, Server
+from reconciler.core.survey import HostSurvey, Survey
 from reconciler.effects.carry import Turn, carry
 from reconciler.effects.perform import JOURNAL_LINES, Performer, observe
 from reconciler.effects.ports import Clock, GateRunner, HostPort, Ports, Request
@@ -77,29 +78,6 @@ class World:
     gate: GateRunner
     holder: str
     new_id: Callable[[], str]
-
-
-@dataclass(frozen=True, slots=True)
-class HostSurvey:
-    """What a pass found and wants on one host; `silence` says why nothing could be found."""
-
-    host: Host
-    plans: tuple[ServerPlan, ...]
-    live: LiveHost | None = None
-    silence: str = ""
-    baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """The plan of a pass, host by host."""
-
-    hosts: tuple[HostSurvey, ...]
-
-    @property
-    def plan(self) -> Plan:
-        """Give the plan of the whole fleet."""
-        return Plan(tuple(p for h in self.hosts for p in h.plans))
 
 
 # -- observe and plan --------------------------------------------------------------------------------------
@@ -169,6 +147,57 @@ def look_at(
     return HostSurvey(host, tuple(plans), live, baselines=baselines)
 
 
+def pinned_survey(
+    fleet: Fleet,
+    server: Server,
+    world: World,
+    choose: Callable[[Records], str],
+    sentence: str,
+) -> Survey:
+    """Plan a rollout of a revision that the host keeps, whatever the specs say by now.
+
+    `choose` picks the revision from the host's records; what it raises passes. The plan is blocked where the host does not
+    have the whole content of that revision.
+    """
+    host = fleet.host(server.host)
+    try:
+        with world.connect(host) as port:
+            live = observe(port, observe_args([server]), deadline_s=OBSERVE_DEADLINE_S)
+            found = live.server(server.name)
+            wish = wish_of(server, world.engines[server.engine.name], live)
+            records = found.known_records
+            if records is None:
+                plan = plan_server(wish, found, {}, NO_EXTRAS)
+                return Survey((HostSurvey(host, (plan,), live),))
+            revision = choose(records)
+            target, gate = fetch_revision(port, server.name, revision)
+            applied = records.applied.revision if records.applied else ""
+            old = (
+                target
+                if applied == revision
+                else fetch_revision(port, server.name, applied)[0]
+                if applied
+                else None
+            )
+    except (HostError, StoreError) as error:
+        return Survey((_silent(host, (server,), error),))
+    if target is None:
+        plan = blocked(
+            wish,
+            Outcome.REFUSED,
+            Reason.NO_GOOD_REVISION,
+            f"the host does not have the whole content of {revision[:12]}",
+        )
+        return Survey((HostSurvey(host, (plan,), live),))
+    wish = replace(wish, target=target, port=target.port, changes=(), problem=None)
+    known = {applied: old} if old is not None else {}
+    plan = plan_server(wish, found, known, Permissions(retry=True))
+    if plan.action in {Action.NOTHING, Action.VERIFY}:
+        plan = forced(plan, sentence)
+    baselines = {server.name: gate} if gate is not None else {}
+    return Survey((HostSurvey(host, (plan,), live, baselines=baselines),))
+
+
 def observe_args(servers: Iterable[Server]) -> dict[str, Any]:
     """Phrase the observation of a pass."""
     return {
@@ -195,10 +224,10 @@ def fetch_revision(
     request = Request("read-record", {"server": server, "name": f"revisions/{revision}"})
     answer = port.call(request, deadline_s=OBSERVE_DEADLINE_S)
     content = answer.data.get("content") if answer.outcome == "done" else None
-    if not isinstance(content, Mapping) or not isinstance(content.get("server"), Mapping):
+    if not isinstance(content, Mapping) or not isinstance(content.get("server"), Mapping) or not content.get("text"):
         return None, None
     gate = content.get("gate")
-    return recorded_target(content["server"], str(content.get("unit") or "")), gate if isinstance(
+    return recorded_target(content["server"], str(content["text"])), gate if isinstance(
         gate, Mapping
     ) else None
 
@@ -383,10 +412,4 @@ def limit_of(state: Attempt) -> float | None:
     }.get(state.phase)
 
 
-def revision_json(target: Target) -> dict[str, Any]:
-    """Give a target's document as plain data for display."""
-    data: dict[str, Any] = json.loads(target.spec) if target.spec else {}
-    return data
-
-
-__all__ = ["ORDER", "HostSurvey", "Survey", "World", "act", "fetch_revision", "look_at", "survey"]
+__all__ = ["World", "act", "fetch_revision", "look_at", "pinned_survey", "still", "survey"]

@@ -51,7 +51,7 @@ ORDER: Mapping[Leg, tuple[Phase, ...]] = {
     # `on_failure: stop`, and failures with nothing good to return to.
     Leg.DOWN: (P.DISARM, P.STOP, P.RELEASE, P.INSTALL, P.COMMIT, P.FINISHED),
     # A process that is not touched: restarted by itself since it was applied, or only settings of its unit change.
-    Leg.VERIFY: (P.ACQUIRE, P.READY, P.COMMIT, P.FINISHED),
+    Leg.VERIFY: (P.ACQUIRE, P.INSTALL, P.READY, P.COMMIT, P.FINISHED),
 }
 
 

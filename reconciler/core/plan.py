@@ -287,7 +287,7 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
     saved = _saved_sha(live)
     base = replace(base, saved_sha=saved)
     if base.applied == target.revision:
-        return _same_revision(base, target)
+        return _same_revision(base)
     if not base.applied:
         action = Action.ADOPT if saved else Action.DEPLOY
         sentence = (
@@ -319,9 +319,15 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
     )
 
 
-def _same_revision(base: ServerPlan, target: Target) -> ServerPlan:
-    """The spec is what was applied: is the host still there?"""
+def _same_revision(base: ServerPlan) -> ServerPlan:
+    """The spec is what was applied: is the host still there?
+
+    What comes back is what the host recorded, byte for byte, not what this version would render today: an upgrade of the
+    tool restarts nobody.
+    """
     kinds = {d.what for d in base.drift}
+    if base.old is not None:
+        base = replace(base, wish=replace(base.wish, target=base.old))
     if kinds & {"down", "looping", "unit-missing"}:
         return replace(
             base,
@@ -344,6 +350,11 @@ def _same_revision(base: ServerPlan, target: Target) -> ServerPlan:
             steps=_steps(base, Action.VERIFY),
         )
     return replace(base, sentence="in sync")
+
+
+def forced(plan: ServerPlan, sentence: str) -> ServerPlan:
+    """Give the plan that rolls out again what is there already, because a person asks for it."""
+    return replace(plan, action=Action.CHANGE, sentence=sentence, steps=_steps(plan, Action.CHANGE))
 
 
 def _saved_sha(live: LiveServer) -> str | None:

@@ -403,10 +403,11 @@ def install(state: Attempt, reply: Reply) -> Move:
         return Fail(state, Reason.UNREADABLE, f"the unit files of {member.unit} cannot be read")
     if untouched(state, member, found):
         return Next(state)
-    if found.trial.value is not None:
+    if found.trial.value is not None and state.leg is not Leg.VERIFY:
         return Do(Remove(member.server, member.unit, ("trial",)), state)
     if target is not None and not target.is_original and found.permanent.value != target.unit_text:
-        return Do(Install(member.server, member.unit, "permanent", target), state)
+        saved = member.saved_sha if state.leg is Leg.VERIFY else None
+        return Do(Install(member.server, member.unit, "permanent", target, saved), state)
     return Next(state)
 
 
@@ -468,6 +469,7 @@ def _how_it_ended(found: LiveServer) -> str:
         return "its unit cannot be read"
     unit = found.unit.value
     lines = found.journal.value if isinstance(found.journal, Known) else ()
+    lines = tuple(text for text in lines if text.strip() and not text.startswith(f"{found.unit_name}: "))
     how = {1: "exited with status", 2: "was killed by signal", 3: "dumped core on signal"}.get(
         unit.exec_main_code
     )

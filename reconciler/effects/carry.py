@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from reconciler.core.attempt import Attempt
 from reconciler.core.conditions import ServerResult
-from reconciler.core.effect import Began, Done, Effect, Reply
+from reconciler.core.effect import Began, Claimed, Done, Effect, Lost, Reply, Unreachable, Waited
 from reconciler.core.rollout import step
 from reconciler.effects.perform import Performer
 
@@ -31,9 +31,17 @@ def carry(
     whoever finds this process dead can observe and go on from it (S11).
     """
     reply: Reply = Began(performer.ports.clock.now())
+    asked = False
     while True:
         state, effect = step(state, reply)
         on_turn(Turn(state, effect, reply))
         if isinstance(effect, Done):
             return tuple(ServerResult(*row) for row in effect.results)
         reply = performer.perform(state, effect)
+        if (
+            performer.ports.clock.stopping
+            and not asked
+            and not isinstance(reply, Claimed | Unreachable | Lost)
+        ):
+            # Steps look again instead of remembering, so a reply may be dropped for this one; a fence may not.
+            asked, reply = True, Waited(reply.now, stop=True)

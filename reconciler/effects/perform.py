@@ -56,6 +56,7 @@ from reconciler.core.errors import (
     OutcomeUnknownError,
 )
 from reconciler.core.live import LiveHost, join_layers, parse_live
+from reconciler.core.revision import restored
 from reconciler.core.spec import Server
 from reconciler.effects.channel import encode_body
 from reconciler.effects.ports import Answer, HostPort, Ports, Request
@@ -85,7 +86,7 @@ class Performer:
 
     ports: Ports
     time: HostTime = field(default_factory=HostTime)
-    specs: dict[str, Server] = field(default_factory=dict)
+    specs: dict[str, Server | None] = field(default_factory=dict)
 
     def perform(self, state: Attempt, effect: Effect) -> Reply:
         """Carry out `effect` and give the reply. Host errors become replies; anything else is a bug and passes."""
@@ -104,11 +105,8 @@ class Performer:
         match effect:
             case Wait(seconds=seconds, why=why):
                 self.ports.on_progress(why)
-                return (
-                    Waited(clock.now(), stop=clock.sleep(seconds))
-                    if seconds > 0
-                    else Waited(clock.now())
-                )
+                clock.sleep(seconds)
+                return Waited(clock.now())
             case Look():
                 live = observe(
                     self.ports.host,
@@ -195,24 +193,28 @@ class Performer:
             fence=_fence(member.fence),
             boot_id=member.boot_id,
             not_after=self.time.later(self.ports.clock.now(), limit),
-            intent=None
-            if state.phase is Phase.FINISHED or state.leg is Leg.VERIFY
-            else intent_of(state, member),
+            intent=intent_of(state, member) if carries_intent(state) else None,
         )
         return self._ask(request, effect)
 
     # -- requests to the server ------------------------------------------------------------------------------
 
     def _poll_load(self, target: Target) -> Reply:
-        server, engine = self.spec_of(target)
-        request = engine.in_flight_request(server)
-        if request is None:
+        spec = self.spec_of(target)
+        request = spec[1].in_flight_request(spec[0]) if spec is not None else None
+        if spec is None or request is None:
             return Load(self.ports.clock.now(), None)
+        server, engine = spec
         status, body = self._fetch(server, request)
         return Load(self.ports.clock.now(), engine.in_flight(status, body))
 
     def _probe(self, target: Target) -> Reply:
-        server, engine = self.spec_of(target)
+        spec = self.spec_of(target)
+        if spec is None:
+            return Probed(
+                self.ports.clock.now(), "not-yet", "this version cannot read the recorded spec"
+            )
+        server, engine = spec
         requests = engine.ready_requests(server)
         answer = engine.alive(server, *self._fetch(server, requests.alive))
         if isinstance(answer, Ready) and requests.generation is not None:
@@ -250,10 +252,13 @@ class Performer:
         return int(known["status"]), base64.b64decode(str(known.get("body") or ""))
 
     def _measure(self, server: str, target: Target, limit: float) -> Reply:
-        _, engine = self.spec_of(target)
+        spec = self.spec_of(target)
+        if spec is None:
+            message = "this version cannot read the recorded spec"
+            return Measured(self.ports.clock.now(), "error", message, "{}")
         report = self.ports.gate(
             target,
-            engine,
+            spec[1],
             self.ports.host,
             self.ports.baselines.get(server),
             deadline_s=limit,
@@ -262,12 +267,12 @@ class Performer:
         evidence = json.dumps({**report.evidence, "verdict": report.verdict}, sort_keys=True)
         return Measured(self.ports.clock.now(), report.verdict, report.message, evidence)
 
-    def spec_of(self, target: Target) -> tuple[Server, Engine]:
-        """Give the document and engine of a target; recorded content is read once per revision."""
-        server = self.specs.get(target.revision)
-        if server is None:
-            server = self.specs[target.revision] = Server.model_validate_json(target.spec)
-        return server, self.ports.engines[server.engine.name]
+    def spec_of(self, target: Target) -> tuple[Server, Engine] | None:
+        """Give the document and engine of a target, read once per revision; None where this version cannot read it."""
+        if target.revision not in self.specs:
+            self.specs[target.revision] = restored(json.loads(target.spec), self.ports.engines)
+        server = self.specs[target.revision]
+        return None if server is None else (server, self.ports.engines[server.engine.name])
 
 
 def look_args(state: Attempt, effect: Look) -> dict[str, Any]:
@@ -309,6 +314,11 @@ def observe(
     outer = host.observe_outer({**args, "servers": []}, deadline_s=deadline_s)
     data = dict(answer.data) if outer is None else join_layers(answer.data, outer)
     return parse_live(data)
+
+
+def carries_intent(state: Attempt) -> bool:
+    """Say whether what is done now would leave something to go on with: from disarm to commit, and not for a bare look."""
+    return state.leg is not Leg.VERIFY and state.phase not in {Phase.ACQUIRE, Phase.FINISHED}
 
 
 def intent_of(state: Attempt, member: Member) -> dict[str, Any]:

@@ -74,8 +74,13 @@ class Clock(Protocol):
         """Give seconds on a clock that never jumps (F08)."""
         ...
 
-    def sleep(self, seconds: float) -> bool:
-        """Wait; return True when somebody asked us to stop at the next safe point."""
+    def sleep(self, seconds: float) -> None:
+        """Wait; shorter when somebody asks us to stop."""
+        ...
+
+    @property
+    def stopping(self) -> bool:
+        """Say whether somebody asked us to stop at the next safe point."""
         ...
 
 

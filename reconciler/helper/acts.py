@@ -711,8 +711,9 @@ def start_unit(act: Act) -> Dict[str, Any]:
         except Refused as refused:
             raise Refused("GuardRefused", refused.message, why=refused.reason) from refused
         write_claims(machine, act.server, unit)
-    if props.get("ActiveState") == "failed":
-        machine.reset_failed(unit)
+    # Always: starts that we ask for count towards systemd's start limit as well, and the start of a
+    # rollback would be refused exactly when it is needed (F54).
+    machine.reset_failed(unit)
     machine.start(unit)
     return {"started": True, "invocation": invocation}
 
@@ -797,21 +798,22 @@ def commit_revision(act: Act) -> Dict[str, Any]:
     return {"applied": dict(applied, version=RECORD_VERSION)}
 
 
-def arm_again(act: Act, unit: str) -> None:
+def arm_again(act: Act, unit: str, keep_trial: bool = False) -> None:
     """Take away what a rollout keeps in force in systemd: trial, disarming drop-in and flag."""
     changes = act.changes
     trial = f"{TRIAL}/{unit}"
-    if act.machine.kind(trial) == "file":
+    if act.machine.kind(trial) == "file" and not keep_trial:
         changes.remove(trial, 0o644)
     changes.remove(drop_in_path(unit), 0o644)
     changes.remove(flag_path(unit))
     changes.reload()
 
 
-def drop_rollout(act: Act) -> None:
+def drop_rollout(act: Act, keep_intent: bool = False) -> None:
     """Take away the records of a rollout that has ended; the deadline last, so that a cut is looked after."""
     for name in ("intent", "snapshot", "revert", "deadline"):
-        act.changes.drop_record(act.server, name)
+        if name != "intent" or not keep_intent:
+            act.changes.drop_record(act.server, name)
 
 
 def forget_revisions(act: Act, applied: Dict[str, Any]) -> None:
@@ -825,19 +827,25 @@ def forget_revisions(act: Act, applied: Dict[str, Any]) -> None:
             machine.remove_tree(f"{folder}/{name}")
 
 
-def settle_stopped(act: Act) -> Dict[str, Any]:
-    """End a rollout to `stopped`: nothing runs, nothing will start it, the content stays."""
+def settle(act: Act) -> Dict[str, Any]:
+    """End a rollout without a commit; what ran was never proven, or nothing is to run.
+
+    `what`: "stopped" (down, and not started at boot), "undone" (the trial is taken away, whatever runs runs
+    on), "kept" (the trial stays until a reboot), "held" (as kept, and the intent stays, to be gone on with).
+    """
     unit = act.bound_unit()
-    if act.args.get("what") != "stopped":
-        raise bad("what is not 'stopped'")
+    what = act.args.get("what")
+    if what not in ("stopped", "undone", "kept", "held"):
+        raise bad("what is none of stopped, undone, kept, held")
     props = phase_reading(act.machine.unit(unit), unit)
-    if unit_phase(props) not in ("down", "not-found"):
-        raise Refused("UnitActive", f"{unit} is {unit_phase(props)}")
     act.before = state_of(props)
-    if act.machine.kind(f"{PERMANENT}/{unit}") == "file":
-        act.changes.disable(unit)
-    arm_again(act, unit)
-    drop_rollout(act)
+    if what == "stopped":
+        if unit_phase(props) not in ("down", "not-found"):
+            raise Refused("UnitActive", f"{unit} is {unit_phase(props)}")
+        if act.machine.kind(f"{PERMANENT}/{unit}") == "file":
+            act.changes.disable(unit)
+    arm_again(act, unit, keep_trial=what in ("kept", "held"))
+    drop_rollout(act, keep_intent=what == "held")
     return {}
 
 
@@ -868,7 +876,7 @@ VERBS: Dict[str, Tuple[str, Callable[..., Dict[str, Any]]]] = {
     "start": (FENCED, start_unit),
     "deadline": (FENCED, move_deadline),
     "commit": (FENCED, commit_revision),
-    "settle": (FENCED, settle_stopped),
+    "settle": (FENCED, settle),
     "enrol": (HOST, enrol),
     "unenrol": (HOST, unenrol),
 }

@@ -1,0 +1,166 @@
+"""What every command needs: settings, the fleet, a way to print, and one way to end with the right exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from reconciler.core.errors import Problem, ReconcilerError, SpecError, UsageError
+
+if TYPE_CHECKING:
+    from reconciler.core.fleet import Fleet
+    from reconciler.core.spec import Host, Server
+    from reconciler.settings import Settings
+    from reconciler.wiring import RealClock
+
+DEFAULT_SPECS = Path("specs")
+
+
+class Output(StrEnum):
+    """How a command prints."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def is_terminal() -> bool:
+    """Say whether a person can answer a prompt."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def out(text: str) -> None:
+    """Print data on standard output."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def out_markup(lines: Iterable[str], *, talk: bool = False) -> None:
+    """Print lines of rich markup: data on standard output, talk on standard error. Colour only on a terminal."""
+    from rich.console import Console
+
+    console = Console(
+        stderr=talk,
+        highlight=False,
+        soft_wrap=True,
+        no_color=bool(os.environ.get("NO_COLOR")) or None,
+    )
+    for line in lines:
+        console.print(line)
+
+
+def settings() -> Settings:
+    """Read the operator's settings."""
+    from reconciler.settings import load_settings
+
+    return load_settings(os.environ, home=Path.home(), uid=os.getuid())
+
+
+def load_specs(path: Path, setup: Settings) -> Fleet:
+    """Read the specs under a path. A missing or empty one is a spec error: never "delete all" (S13)."""
+    from reconciler.core.fleet import load_fleet
+    from reconciler.sources.directory import Directory
+    from reconciler.wiring import engines
+
+    snapshot = Directory(path).snapshot()
+    return load_fleet(
+        snapshot.files,
+        engines=engines(),
+        policy=setup.spec_policy,
+        root=str(path),
+        unread=snapshot.problems,
+    )
+
+
+def say_problems(problems: Iterable[Problem]) -> None:
+    """Print every problem as file:line:column: message, on standard error."""
+    for problem in problems:
+        sys.stderr.write(f"{problem}\n")
+
+
+def one_server(fleet: Fleet, name: str) -> tuple[Server, Host]:
+    """Give a server and its host by name.
+
+    Raises:
+        UsageError: There is none, or its spec is wrong.
+    """
+    for server in fleet.servers:
+        if server.name == name:
+            return server, fleet.host(server.host)
+    if name in fleet.held:
+        raise SpecError([p for p in fleet.problems if p.server in {name, None}] or fleet.problems)
+    known = ", ".join(sorted(s.name for s in fleet.servers)) or "none"
+    message = f"there is no server {name!r} in the specs; there are: {known}"
+    raise UsageError(message)
+
+
+@contextmanager
+def stoppable(clock: RealClock) -> Iterator[None]:
+    """Let the first Ctrl-C (or SIGTERM) end the run at its next safe point, the second at once."""
+
+    def first(number: int, _frame: Any) -> None:
+        clock.stop()
+        signal.signal(number, at_once)
+        sys.stderr.write(
+            "\nstopping at the next safe point: what was begun is undone or finished, and the lease given back. Ctrl-C again leaves at once\n"
+        )
+
+    def at_once(number: int, _frame: Any) -> None:
+        sys.stderr.write(
+            "\nleft at once: a rollout under way stands half-way; the host goes back to the last good revision by itself after its deadline, "
+            "and `reconcile` goes on with it if it is run before\n"
+        )
+        sys.stderr.flush()
+        os._exit(128 + number)
+
+    before = {number: signal.signal(number, first) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def fail(code: int, message: str) -> NoReturn:
+    """End with a message and an exit code."""
+    sys.stderr.write(f"reconcile: {message}\n")
+    raise typer.Exit(code)
+
+
+def guarded(work: Callable[[], int | None]) -> NoReturn:
+    """Run a command's work and end with its exit code; errors end as the table of exit codes says."""
+    from reconciler.core.conditions import LEASE, SPEC_ERROR, UNKNOWN, USAGE
+    from reconciler.core.errors import HostError, LeaseHeldError, StoreError
+
+    try:
+        raise typer.Exit(work() or 0)
+    except UsageError as error:
+        fail(USAGE.code, str(error))
+    except SpecError as error:
+        say_problems(error.problems)
+        raise typer.Exit(SPEC_ERROR.code) from None
+    except LeaseHeldError as error:
+        fail(LEASE.code, str(error))
+    except (HostError, StoreError) as error:
+        fail(UNKNOWN.code, chain(error))
+    except ReconcilerError as error:
+        fail(1, chain(error))
+
+
+def chain(error: BaseException) -> str:
+    """Give an error with what it came from, once, outermost first."""
+    parts: list[str] = []
+    current: BaseException | None = error
+    while current is not None:
+        text = str(current)
+        if text and not any(text in said for said in parts):
+            parts.append(text)
+        current = current.__cause__
+    return ": ".join(parts)

@@ -1,0 +1,151 @@
+"""`reconcile`: the commands, and nothing but their arguments. What they do is in the modules beside this one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from reconciler.cli import enrol, lab, rehearse, specs, steer
+from reconciler.cli.context import Output, guarded
+
+BUG = 70
+USAGE = 64
+
+app = typer.Typer(
+    name="reconcile",
+    no_args_is_help=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"reconcile {version('inference-reconciler')}\n")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def one_pass(
+    context: typer.Context,
+    specs_path: Annotated[Path, typer.Option("--specs", help="Folder (or file) of specs.")] = Path(
+        "specs"
+    ),
+    server: Annotated[
+        list[str] | None, typer.Option("--server", help="Only this server; may be repeated.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and its hash; change nothing.")
+    ] = False,
+    detailed: Annotated[
+        bool,
+        typer.Option(
+            "--detailed-exitcode", help="With --dry-run: exit 2 when there are differences."
+        ),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Carry the plan out without asking.")
+    ] = False,
+    expect: Annotated[
+        str | None,
+        typer.Option("--expect", metavar="HASH", help="Act only if the plan is still this one."),
+    ] = None,
+    adopt: Annotated[
+        bool,
+        typer.Option(
+            "--adopt", help="Take over units that were not made by this tool; they are saved first."
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace units that were edited on the host; they are saved first."
+        ),
+    ] = False,
+    output: Annotated[
+        Output,
+        typer.Option("--output", "-o", help="json: one document for a plan, NDJSON for a run."),
+    ] = Output.TEXT,
+    _show_version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Make GPU hosts run what the specs say: diff, drain, stop, prove the GPUs free, deploy, measure, apply or go back.
+
+    Without a command it makes one pass over `specs/`: it shows the plan, asks, and carries it out.
+
+    Examples:
+        reconcile --dry-run                 show what would happen, change nothing
+        reconcile                           show, ask, act
+        reconcile --server qwen --yes       one server, without asking
+        reconcile --expect 1f3a9c0b7d21 --yes     act only on the plan that was shown
+
+    Exit codes: 0 applied or in sync, 1 refused or failed, 2 differences (--detailed-exitcode), 3 rolled back, 4 down and not restored,
+    5 plan stale, 6 lease held, 7 unknown, 8 held (unproven), 9 waiting, 64 usage, 65 spec errors, 70 our bug, 130 interrupted.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from reconciler.cli.run import PassOptions
+    from reconciler.cli.run import one_pass as run
+
+    options = PassOptions(
+        specs=specs_path,
+        servers=tuple(server or ()),
+        dry_run=dry_run,
+        detailed=detailed,
+        yes=yes,
+        expect=expect,
+        adopt=adopt,
+        overwrite=overwrite,
+        output=output,
+    )
+    guarded(lambda: run(options))
+
+
+specs.register(app)
+enrol.register(app)
+steer.register(app)
+rehearse.register(app)
+lab.register(app)
+
+
+def main() -> None:
+    """Run the command line; the console script's entry."""
+    import click
+
+    try:
+        status: Any = app(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        status = stop.exit_code
+    except click.UsageError as error:
+        error.show()
+        status = USAGE
+    except click.Abort:
+        status = 130
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:
+        status = 0
+    except Exception as error:  # noqa: BLE001  (the last line of defence: a bug is said, with its place, and ends with 70)
+        status = _bug(error)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _bug(error: BaseException) -> int:
+    """Say that this is our own fault, where, and what it means for the hosts. Locals are never printed (T14)."""
+    import traceback
+
+    sys.stderr.write("".join(traceback.format_tb(error.__traceback__)[-6:]))
+    sys.stderr.write(
+        f"reconcile: {type(error).__name__}: {error}\n"
+        "This is a bug in reconcile. A rollout that was under way is safe: the host goes back to the last good revision by itself after "
+        "its deadline, or run `reconcile` again to go on with it.\n"
+    )
+    return BUG

@@ -1,0 +1,215 @@
+"""The main command: one pass over the specs. Plan, show, ask, act."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reconciler.cli.context import (
+    Output,
+    is_terminal,
+    load_specs,
+    out,
+    out_markup,
+    say_problems,
+    settings,
+    stoppable,
+)
+from reconciler.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from reconciler.core.conditions import Exit, ServerResult
+    from reconciler.core.event import Event
+    from reconciler.core.fleet import Fleet
+    from reconciler.core.plan import Permissions
+    from reconciler.core.survey import Survey
+    from reconciler.reconcile import World
+
+
+@dataclass(frozen=True, slots=True)
+class PassOptions:
+    """What the command line says about one pass."""
+
+    specs: Path
+    servers: tuple[str, ...] = ()
+    dry_run: bool = False
+    detailed: bool = False
+    yes: bool = False
+    expect: str | None = None
+    adopt: bool = False
+    overwrite: bool = False
+    output: Output = Output.TEXT
+
+    def command(self) -> str:
+        """Give the command that would apply the plan, as a person would type it."""
+        words = ["reconcile"]
+        if str(self.specs) != "specs":
+            words += ["--specs", str(self.specs)]
+        for name in self.servers:
+            words += ["--server", name]
+        words += ["--adopt"] if self.adopt else []
+        words += ["--overwrite"] if self.overwrite else []
+        return shlex.join(words)
+
+
+def one_pass(options: PassOptions) -> int:
+    """Run one pass against the real world, and give the exit code."""
+    from reconciler.core.plan import Permissions
+    from reconciler.wiring import RealClock, world
+
+    setup = settings()
+    fleet = load_specs(options.specs, setup)
+    check_names(fleet, options.servers)
+    clock = RealClock()
+    allow = Permissions(adopt=options.adopt, overwrite=options.overwrite)
+    with stoppable(clock):
+        return run_pass(fleet, world(setup, clock), options, allow)
+
+
+def check_names(fleet: Fleet, names: Sequence[str]) -> None:
+    """Refuse a `--server` that no spec has; one whose spec is wrong is said with its problems."""
+    known = {s.name for s in fleet.servers} | set(fleet.held)
+    for name in names:
+        if name not in known:
+            message = f"there is no server {name!r} in the specs; there are: {', '.join(sorted(known)) or 'none'}"
+            raise UsageError(message)
+
+
+def run_pass(fleet: Fleet, controller: World, options: PassOptions, allow: Permissions) -> int:
+    """Plan, show, ask, act, and give the exit code. Spec errors hold back their own servers only."""
+    from reconciler.core.conditions import INTERRUPTED
+    from reconciler.reconcile import survey
+
+    say_problems(fleet.problems)
+    found = survey(fleet, controller, only=frozenset(options.servers), allow=allow)
+    stream = options.output is Output.JSON
+    if options.dry_run:
+        return show_plan(found, fleet, options)
+    if stream:
+        start_stream(found)
+    else:
+        show_text_plan(found, options)
+    if options.expect is not None and options.expect != found.plan.hash:
+        return stale(found, options)
+    if found.plan.acts and not options.yes and options.expect is None and not confirmed():
+        return declined(found, fleet)
+    results = act_on(found, controller, stream=stream)
+    decided = decide(results, fleet)
+    finish(results, decided, stream=stream)
+    return INTERRUPTED.code if controller.clock.stopping else decided.code
+
+
+def decide(results: Sequence[ServerResult], fleet: Fleet) -> Exit:
+    """Give the row of the exit table that this pass ends with."""
+    from reconciler.core.conditions import worst
+
+    return worst(results, spec_errors=bool(fleet.problems))
+
+
+def show_plan(found: Survey, fleet: Fleet, options: PassOptions) -> int:
+    """Print a dry run's plan. Without --detailed-exitcode only what cannot be planned is an error."""
+    from reconciler.core.conditions import DIFFERENCES, SPEC_ERROR, SUCCESS, Outcome, worst
+    from reconciler.reconcile import still
+    from reconciler.views.machine import plan_json
+
+    if options.output is Output.JSON:
+        out(json.dumps(plan_json(found.plan), indent=2))
+    else:
+        show_text_plan(found, options)
+    blocked = [still(p) for p in found.plan.servers if not p.acts]
+    decided = worst(blocked, spec_errors=bool(fleet.problems))
+    if decided is SUCCESS and found.plan.acts and options.detailed:
+        return DIFFERENCES.code
+    unknown = any(r.outcome is Outcome.UNKNOWN for r in blocked)
+    if options.detailed or decided is SPEC_ERROR or unknown:
+        return decided.code
+    return SUCCESS.code
+
+
+def show_text_plan(found: Survey, options: PassOptions) -> None:
+    """Print the plan for people."""
+    from reconciler.views.terminal import plan_lines
+
+    out_markup(plan_lines(found.plan, command=options.command()))
+
+
+def start_stream(found: Survey) -> None:
+    """Print the first two lines of the run stream."""
+    from importlib.metadata import version
+
+    from reconciler.views.machine import line, plan_json, version_line
+
+    out(version_line(version("inference-reconciler")))
+    out(line({k: v for k, v in plan_json(found.plan).items() if k != "format_version"}))
+
+
+def stale(found: Survey, options: PassOptions) -> int:
+    """Refuse to act: the plan is not the one that was shown."""
+    from reconciler.core.conditions import STALE
+
+    sys.stderr.write(
+        f"reconcile: the plan is now {found.plan.hash}, not {options.expect}: something changed since it was shown. Nothing was done; look at the plan above\n"
+    )
+    return STALE.code
+
+
+def confirmed() -> bool:
+    """Ask the person at the terminal. Without one nobody can say yes."""
+    if not is_terminal():
+        return False
+    sys.stderr.write("Carry out this plan? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
+def declined(found: Survey, fleet: Fleet) -> int:
+    """End without acting: nobody said yes."""
+    from reconciler.core.conditions import DIFFERENCES, worst
+    from reconciler.reconcile import still
+
+    sys.stderr.write(
+        "reconcile: nothing was done; say --yes, or --expect with the plan's hash, to carry it out\n"
+    )
+    blocked = [still(p) for p in found.plan.servers if not p.acts]
+    decided = worst(blocked, spec_errors=bool(fleet.problems))
+    return decided.code or DIFFERENCES.code
+
+
+def act_on(found: Survey, controller: World, *, stream: bool) -> tuple[ServerResult, ...]:
+    """Carry the plan out while its events are shown."""
+    from reconciler.reconcile import act
+
+    return act(found, controller, printer(stream=stream))
+
+
+def printer(*, stream: bool) -> Callable[[Event], None]:
+    """Give whoever prints the events of a run: NDJSON on standard output, or plain lines for people."""
+    from reconciler.views.machine import event_json, line
+    from reconciler.views.terminal import event_line
+
+    def as_json(event: Event) -> None:
+        out(line(event_json(event)))
+
+    def as_text(event: Event) -> None:
+        text = event_line(event)
+        if text is not None:
+            out_markup([text])
+
+    return as_json if stream else as_text
+
+
+def finish(results: Sequence[ServerResult], decided: Exit, *, stream: bool) -> None:
+    """Print how the pass ended."""
+    from reconciler.views.machine import line, summary_json
+    from reconciler.views.terminal import result_lines
+
+    if stream:
+        out(line(summary_json(results, decided)))
+    else:
+        out_markup(result_lines(results, decided))

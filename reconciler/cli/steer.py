@@ -1,0 +1,416 @@
+"""See and steer: status, history, show, logs; rollback, retry, suspend, resume, restart."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from reconciler.cli.context import (
+    Output,
+    guarded,
+    load_specs,
+    one_server,
+    out,
+    out_markup,
+    settings,
+    stoppable,
+)
+from reconciler.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from reconciler.core.live import LiveServer, Records
+    from reconciler.core.spec import Host, Server
+    from reconciler.effects.ports import HostPort
+    from reconciler.settings import Settings
+
+ServerName = Annotated[str, typer.Argument(help="A server of the specs.")]
+Specs = Annotated[Path, typer.Option("--specs", help="Folder of specs.")]
+Format = Annotated[Output, typer.Option("--output", "-o", help="text or json.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+SPECS = Path("specs")
+
+
+def register(app: typer.Typer) -> None:
+    """Mount the commands."""
+    _register_seeing(app)
+    _register_steering(app)
+
+
+def _register_seeing(app: typer.Typer) -> None:
+    @app.command()
+    def status(
+        servers: Annotated[list[str] | None, typer.Argument(help="Only these servers.")] = None,
+        specs: Specs = SPECS,
+        output: Format = Output.TEXT,
+    ) -> None:
+        """Show how every server stands against its spec, and its GPUs. Changes nothing.
+
+        Examples:
+            reconcile status
+            reconcile status qwen -o json
+        """
+        guarded(lambda: _status(tuple(servers or ()), specs, output))
+
+    @app.command()
+    def history(server: ServerName, specs: Specs = SPECS, output: Format = Output.TEXT) -> None:
+        """Show the last rollouts of a server, as its host recorded them.
+
+        Example:
+            reconcile history qwen
+        """
+        guarded(lambda: _history(server, specs, output))
+
+    @app.command()
+    def show(
+        server: ServerName,
+        revision: Annotated[
+            str, typer.Argument(help="The first digits of a revision; the applied one if left out.")
+        ] = "",
+        specs: Specs = SPECS,
+        output: Format = Output.TEXT,
+    ) -> None:
+        """Show a revision that the host keeps: its unit, its spec, what its gate measured.
+
+        Examples:
+            reconcile show qwen
+            reconcile show qwen 3f1c9a -o json
+        """
+        guarded(lambda: _show(server, revision, specs, output))
+
+    @app.command()
+    def logs(
+        server: ServerName,
+        lines: Annotated[
+            int, typer.Option("--lines", "-n", min=1, max=500, help="How many.")
+        ] = 100,
+        specs: Specs = SPECS,
+    ) -> None:
+        """Show the last lines that a server's unit wrote to the journal.
+
+        Example:
+            reconcile logs qwen -n 30
+        """
+        guarded(lambda: _logs(server, lines, specs))
+
+
+def _register_steering(app: typer.Typer) -> None:
+    @app.command()
+    def suspend(
+        server: ServerName,
+        reason: Annotated[str, typer.Option("--reason", help="Why, for whoever finds it.")] = "",
+        specs: Specs = SPECS,
+    ) -> None:
+        """Leave a server alone until `resume`: it is observed and not touched. Kept on its host.
+
+        Example:
+            reconcile suspend qwen --reason "profiling until Friday"
+        """
+        guarded(lambda: _suspend(server, reason, specs))
+
+    @app.command()
+    def resume(server: ServerName, specs: Specs = SPECS) -> None:
+        """End a hold on a server.
+
+        Example:
+            reconcile resume qwen
+        """
+        guarded(lambda: _write(server, specs, [("hold", None)], f"{server}: the hold is gone"))
+
+    @app.command()
+    def retry(server: ServerName, specs: Specs = SPECS) -> None:
+        """Forget that revisions of a server failed here, so that they are tried again by the next pass.
+
+        Example:
+            reconcile retry qwen && reconcile --server qwen
+        """
+        guarded(lambda: _retry(server, specs))
+
+    @app.command()
+    def rollback(
+        server: ServerName,
+        to: Annotated[
+            str,
+            typer.Option(
+                "--to", metavar="REV", help="The first digits of a revision that the host keeps."
+            ),
+        ] = "",
+        specs: Specs = SPECS,
+        yes: Yes = False,
+    ) -> None:
+        """Bring back the good revision before the applied one, from what the host keeps; git is not needed.
+
+        The revision that is left is remembered as rejected, so that the next pass does not bring it back.
+
+        Examples:
+            reconcile rollback qwen
+            reconcile rollback qwen --to 3f1c9a
+        """
+        guarded(lambda: _rollback(server, to, specs, yes=yes))
+
+    @app.command()
+    def restart(server: ServerName, specs: Specs = SPECS, yes: Yes = False) -> None:
+        """Restart a server by the whole rollout: drained, proven free, measured, applied again.
+
+        Example:
+            reconcile restart qwen
+        """
+        guarded(lambda: _restart(server, specs, yes=yes))
+
+
+# -- seeing ------------------------------------------------------------------------------------------------
+
+
+def _status(names: tuple[str, ...], specs: Path, output: Output) -> int:
+    from reconciler.cli.run import check_names
+    from reconciler.reconcile import survey
+    from reconciler.views.status import status_json, status_table
+    from reconciler.wiring import RealClock, world
+
+    setup = settings()
+    fleet = load_specs(specs, setup)
+    check_names(fleet, names)
+    found = survey(fleet, world(setup, RealClock()), only=frozenset(names))
+    if output is Output.JSON:
+        out(json.dumps(status_json(found), indent=2))
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(status_table(found))
+        out_markup([str(p) for p in fleet.problems], talk=True)
+    from reconciler.core.conditions import UNKNOWN
+
+    return UNKNOWN.code if any(h.silence for h in found.hosts) else 0
+
+
+@contextmanager
+def _connected(name: str, specs: Path) -> Iterator[tuple[Server, Host, HostPort, Settings]]:
+    from reconciler.wiring import connected_host
+
+    setup = settings()
+    server, host = one_server(load_specs(specs, setup), name)
+    connected = connected_host(host, Path(setup.state_dir))
+    try:
+        yield server, host, connected, setup
+    finally:
+        connected.close()
+
+
+def _found(server: Server, port: HostPort) -> LiveServer:
+    from reconciler.effects.perform import observe
+    from reconciler.reconcile import OBSERVE_DEADLINE_S, observe_args
+
+    return observe(port, observe_args([server]), deadline_s=OBSERVE_DEADLINE_S).server(server.name)
+
+
+def _records_of(found: LiveServer) -> Records:
+    from reconciler.core.errors import CommandFailedError
+
+    if found.known_records is None:
+        why = getattr(found.records, "reason", "no answer")
+        raise CommandFailedError(found.server, f"the host's records cannot be read: {why}")
+    return found.known_records
+
+
+def _history(name: str, specs: Path, output: Output) -> int:
+    from reconciler.views.status import history_lines
+
+    with _connected(name, specs) as (server, _, port, _setup):
+        found = _found(server, port)
+    _records_of(found)
+    if output is Output.JSON:
+        out(
+            json.dumps(
+                {
+                    "format_version": "1.0",
+                    "server": name,
+                    "rollouts": [dict(h) for h in found.history],
+                },
+                indent=2,
+            )
+        )
+    else:
+        out_markup(history_lines(name, found.history))
+    return 0
+
+
+def _show(name: str, prefix: str, specs: Path, output: Output) -> int:
+    from reconciler.effects.ports import Request
+
+    with _connected(name, specs) as (server, _, port, _setup):
+        records = _records_of(_found(server, port))
+        applied = records.applied.revision if records.applied else ""
+        revision = kept_revision(name, prefix or applied, records.revisions)
+        answer = port.call(
+            Request("read-record", {"server": name, "name": f"revisions/{revision}"}),
+            deadline_s=30.0,
+        )
+    content = answer.data.get("content") or {}
+    if output is Output.JSON:
+        out(
+            json.dumps(
+                {
+                    "format_version": "1.0",
+                    "server": name,
+                    "revision": revision,
+                    "applied": revision == applied,
+                    **content,
+                },
+                indent=2,
+            )
+        )
+        return 0
+    out(f"# {name}, revision {revision}{' (applied)' if revision == applied else ''}")
+    out(str(content.get("text") or ""))
+    document = (content.get("server") or {}).get("spec")
+    out(f"# spec: {json.dumps(document, sort_keys=True)}")
+    gate = content.get("gate")
+    out(f"# gate: {gate.get('message') if isinstance(gate, Mapping) else 'none recorded'}")
+    return 0
+
+
+def kept_revision(name: str, prefix: str, kept: tuple[str, ...]) -> str:
+    """Find the one revision that begins with `prefix`.
+
+    Raises:
+        UsageError: None or several do.
+    """
+    matches = [r for r in kept if r.startswith(prefix)] if prefix else []
+    if len(matches) == 1:
+        return matches[0]
+    known = ", ".join(r[:12] for r in kept) or "none"
+    message = (
+        f"{len(matches) or 'no'} revision of {name} begins with {prefix!r}; the host keeps: {known}"
+    )
+    raise UsageError(message)
+
+
+def _logs(name: str, lines: int, specs: Path) -> int:
+    from reconciler.effects.steer import journal_of
+    from reconciler.views.terminal import visible
+
+    with _connected(name, specs) as (server, _, port, _setup):
+        for at, text in journal_of(port, server.unit, lines):
+            out(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(at))} {visible(text)}")
+    return 0
+
+
+# -- steering --------------------------------------------------------------------------------------------------
+
+
+def _write(
+    name: str, specs: Path, records: list[tuple[str, Mapping[str, Any] | None]], said: str
+) -> int:
+    from reconciler.effects.steer import write_records
+    from reconciler.wiring import holder
+
+    with _connected(name, specs) as (server, _, port, setup):
+        write_records(port, server.name, holder(setup), records)
+    out(said)
+    return 0
+
+
+def _suspend(name: str, reason: str, specs: Path) -> int:
+    owner = f"{getpass.getuser()}@{socket.gethostname()}"
+    hold = {"version": 1, "owner": owner, "reason": reason, "at": time.time(), "until": None}
+    return _write(
+        name, specs, [("hold", hold)], f"{name}: held by {owner}; `reconcile resume {name}` ends it"
+    )
+
+
+def _retry(name: str, specs: Path) -> int:
+    with _connected(name, specs) as (server, _, port, _setup):
+        rejected = _records_of(_found(server, port)).rejected
+    if not rejected:
+        out(f"{name}: no revision is rejected")
+        return 0
+    gone: list[tuple[str, Mapping[str, Any] | None]] = [
+        (f"rejected/{r.revision}", None) for r in rejected
+    ]
+    return _write(name, specs, gone, f"{name}: {len(gone)} rejected revisions may be tried again")
+
+
+def _rollback(name: str, to: str, specs: Path, *, yes: bool) -> int:
+    def choose(records: Records) -> str:
+        applied = records.applied.revision if records.applied else ""
+        if to:
+            return kept_revision(name, to, records.revisions)
+        rejected = {r.revision for r in records.rejected}
+        good = [r for r in records.revisions if r != applied and r not in rejected]
+        if not good:
+            message = f"the host keeps no good revision of {name} before the applied one"
+            raise UsageError(message)
+        return good[-1]
+
+    left: list[str] = []
+
+    def choose_and_note(records: Records) -> str:
+        left.append(records.applied.revision if records.applied else "")
+        return choose(records)
+
+    code = _pinned(name, specs, yes=yes, choose=choose_and_note, sentence="a person asked for it")
+    if code == 0 and left and left[0]:
+        content = {
+            "version": 1,
+            "revision": left[0],
+            "reason": "RolledBackByHand",
+            "sentence": "a person went back from it",
+            "at": time.time(),
+        }
+        return _write(
+            name,
+            specs,
+            [(f"rejected/{left[0]}", content)],
+            f"{name}: {left[0][:12]} is not tried again; `reconcile retry {name}` allows it",
+        )
+    return code
+
+
+def _restart(name: str, specs: Path, *, yes: bool) -> int:
+    def choose(records: Records) -> str:
+        if records.applied is None:
+            message = f"nothing is applied on the host of {name}: run `reconcile` to deploy it"
+            raise UsageError(message)
+        return str(records.applied.revision)
+
+    return _pinned(name, specs, yes=yes, choose=choose, sentence="a person asked for a restart")
+
+
+def _pinned(
+    name: str, specs: Path, *, yes: bool, choose: Callable[[Records], str], sentence: str
+) -> int:
+    """Roll out a revision that the host keeps, whatever the specs say by now."""
+    from reconciler.cli.run import (
+        PassOptions,
+        act_on,
+        confirmed,
+        decide,
+        declined,
+        finish,
+        show_text_plan,
+    )
+    from reconciler.core.conditions import INTERRUPTED
+    from reconciler.reconcile import pinned_survey
+    from reconciler.wiring import RealClock, world
+
+    setup = settings()
+    fleet = load_specs(specs, setup)
+    server, _ = one_server(fleet, name)
+    clock = RealClock()
+    controller = world(setup, clock)
+    with stoppable(clock):
+        found = pinned_survey(fleet, server, controller, choose, sentence)
+        show_text_plan(found, PassOptions(specs=specs, servers=(name,)))
+        if found.plan.acts and not yes and not confirmed():
+            return declined(found, fleet)
+        results = act_on(found, controller, stream=False)
+    decided = decide(results, fleet)
+    finish(results, decided, stream=False)
+    return INTERRUPTED.code if clock.stopping else decided.code

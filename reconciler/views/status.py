@@ -1,0 +1,139 @@
+"""How the fleet stands, for people and for programs. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from reconciler.core.diff import SyncStatus, sync_status
+from reconciler.core.live import Known, LiveHost
+from reconciler.views.terminal import safe
+
+if TYPE_CHECKING:
+    from reconciler.core.plan import ServerPlan
+    from reconciler.core.survey import HostSurvey, Survey
+
+COLOUR = {
+    SyncStatus.IN_SYNC: "green",
+    SyncStatus.OUT_OF_SYNC: "yellow",
+    SyncStatus.UNVERIFIED: "yellow",
+    SyncStatus.ABSENT: "yellow",
+}
+
+
+def stand(plan: ServerPlan, live: LiveHost | None) -> SyncStatus:
+    """Say how a server stands, in one word."""
+    found = live.servers.get(plan.wish.server) if live is not None else None
+    if found is None:
+        return SyncStatus.UNKNOWN
+    records = found.known_records
+    return sync_status(plan.wish.target, found, records.applied if records else None)
+
+
+def status_table(found: Survey) -> Table:
+    """Show one line a server and one a GPU."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("SERVER", "HOST", "STATUS", "UNIT", "APPLIED", "GPUS", "WHAT"):
+        table.add_column(title, no_wrap=title != "WHAT", overflow="fold")
+    for host in found.hosts:
+        for plan in host.plans:
+            status = stand(plan, host.live)
+            what = "; ".join(d.sentence for d in plan.drift) or plan.sentence
+            colour = COLOUR.get(status, "red")
+            row = (
+                plan.wish.server,
+                plan.wish.host,
+                f"[{colour}]{status.value}[/]",
+                _phase(plan, host),
+                plan.applied[:12] or "-",
+                gpu_text(plan, host),
+                safe(what),
+            )
+            table.add_row(*row)
+    return table
+
+
+def _phase(plan: ServerPlan, host: HostSurvey) -> str:
+    return host.live.server(plan.wish.server).phase if host.live is not None else "?"
+
+
+def gpu_text(plan: ServerPlan, host: HostSurvey) -> str:
+    """Show each GPU of a server as index:used/total in MiB."""
+    if host.live is None or not isinstance(host.live.gpus, Known) or plan.wish.target is None:
+        return "?"
+    cards = {g.uuid: g for g in host.live.gpus.value}
+    shown = (cards.get(uuid) for uuid in plan.wish.target.gpu_uuids)
+    return (
+        " ".join("?" if g is None else f"{g.index}:{g.used_mib}/{g.total_mib}" for g in shown)
+        or "-"
+    )
+
+
+def status_json(found: Survey) -> dict[str, Any]:
+    """Give the status as one document."""
+    return {
+        "format_version": "1.0",
+        "type": "status",
+        "servers": [_server_json(p, h) for h in found.hosts for p in h.plans],
+        "hosts": [_host_json(h) for h in found.hosts],
+    }
+
+
+def _server_json(plan: ServerPlan, host: HostSurvey) -> dict[str, Any]:
+    return {
+        "server": plan.wish.server,
+        "host": plan.wish.host,
+        "status": stand(plan, host.live).value,
+        "phase": _phase(plan, host),
+        "applied": plan.applied or None,
+        "desired": plan.wish.target.revision if plan.wish.target else None,
+        "next": plan.action.value,
+        "sentence": plan.sentence,
+        "drift": [{"what": d.what, "sentence": d.sentence} for d in plan.drift],
+    }
+
+
+def _host_json(host: HostSurvey) -> dict[str, Any]:
+    live = host.live
+    gpus = live.gpus.value if live is not None and isinstance(live.gpus, Known) else ()
+    return {
+        "host": host.host.name,
+        "reachable": not host.silence,
+        "why": host.silence or None,
+        "gpus": [
+            {
+                "uuid": g.uuid,
+                "index": g.index,
+                "used_mib": g.used_mib,
+                "total_mib": g.total_mib,
+                "baseline_mib": _baseline(live, g.uuid),
+            }
+            for g in gpus
+        ],
+    }
+
+
+def _baseline(live: LiveHost | None, uuid: str) -> Any:
+    return live.baselines.get(uuid, {}).get("used_mib") if live is not None else None
+
+
+def history_lines(server: str, history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Show past rollouts, the newest last."""
+    if not history:
+        return [f"no rollout of {safe(server)} is recorded on its host"]
+    lines = []
+    for entry in history:
+        at = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(float(entry.get("at") or 0)))
+        outage = entry.get("outage_s")
+        down = f", out for {outage:.1f} s" if isinstance(outage, int | float) else ""
+        took = entry.get("took_s")
+        spent = f" in {took:.1f} s" if isinstance(took, int | float) else ""
+        by = f" by {entry['by']}" if entry.get("by") else ""
+        revision = str(entry.get("revision") or "")[:12]
+        lines.append(
+            f"{at}  {safe(entry.get('outcome'))}{safe(by)}  {safe(revision)}{spent}{down}  {safe(entry.get('sentence') or '')}"
+        )
+    return lines

@@ -1,0 +1,194 @@
+"""What people read on a terminal: the plan, the run, the status. Pure: values in, text out; colour is rich's markup.
+
+Text from hosts and specs is data: it is escaped before it meets markup, and control and bidi characters are shown as
+escapes, so that nothing in a spec can repaint a terminal (T19).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from reconciler.core.conditions import Exit, Outcome, ServerResult, exit_of
+from reconciler.core.event import (
+    Diagnostic,
+    Event,
+    OutcomeReached,
+    StepFinished,
+    StepProgress,
+    StepStarted,
+    VerdictGiven,
+)
+from reconciler.core.plan import SYMBOL, Action, Plan, ServerPlan
+from reconciler.core.revision import Change, EffectClass
+from reconciler.systemd import unit_diff
+
+COLOUR = {
+    Action.DEPLOY: "green",
+    Action.ADOPT: "yellow",
+    Action.CHANGE: "yellow",
+    Action.RELOAD: "cyan",
+    Action.START: "green",
+    Action.STOP: "red",
+    Action.VERIFY: "cyan",
+    Action.RESUME: "yellow",
+    Action.BLOCKED: "red",
+    Action.NOTHING: "dim",
+}
+OUTCOME_COLOUR = {
+    Outcome.IN_SYNC: "green",
+    Outcome.APPLIED: "green",
+    Outcome.STOPPED: "green",
+    Outcome.WAITING: "yellow",
+    Outcome.HELD: "yellow",
+}
+
+
+def visible(text: object) -> str:
+    """Give text with everything that could move a cursor or turn a line around shown as an escape."""
+    return "".join(
+        c if c == " " or unicodedata.category(c)[0] != "C" else f"\\u{ord(c):04x}"
+        for c in str(text)
+    )
+
+
+def safe(text: object) -> str:
+    """Give text fit to stand in rich markup."""
+    return visible(text).replace("\\", "\\\\").replace("[", "\\[")
+
+
+def plan_lines(plan: Plan, *, command: str) -> list[str]:
+    """Show a plan: drift first, then per server what changes and the ordered steps, last the command that applies it.
+
+    `command` is the invocation without what this function adds (`--expect`, `--yes`).
+    """
+    lines: list[str] = []
+    drifted = [p for p in plan.servers if p.drift]
+    if drifted:
+        lines.append("[bold]Drift[/] (the host has moved away from what was applied)")
+        lines += [
+            f"  [yellow]![/] {safe(p.wish.server)}: {safe(d.sentence)}"
+            for p in drifted
+            for d in p.drift
+        ]
+        lines.append("")
+    for server in plan.servers:
+        lines += server_lines(server)
+    lines += _closing(plan, command)
+    return lines
+
+
+def server_lines(plan: ServerPlan) -> list[str]:
+    """Show what is done to one server."""
+    wish = plan.wish
+    colour = COLOUR[plan.action]
+    revision = f" [dim]{wish.target.revision[:12]}[/]" if wish.target and plan.acts else ""
+    head = f"[{colour}]{SYMBOL[plan.action]} {safe(wish.server)}[/] on {safe(wish.host)}: [bold]{plan.action.value}[/]{revision}  {safe(plan.sentence)}"
+    lines = [head]
+    lines += [f"    [yellow]warning[/] {safe(w)}" for w in wish.warnings]
+    if not plan.acts:
+        return lines
+    lines += [f"    {change_line(c)}" for c in wish.changes]
+    if wish.target is not None and plan.action is not Action.VERIFY:
+        diff = unit_diff(plan.unit_before, wish.target.unit_text)
+        lines += [f"    [{_diff_colour(row)}]{safe(row)}[/]" for row in diff.splitlines()]
+    lines.append("    steps:")
+    lines += [f"      {number}. {safe(step)}" for number, step in enumerate(plan.steps, 1)]
+    if plan.may_be_killed and plan.action not in {Action.RELOAD, Action.VERIFY}:
+        lines.append(
+            f"    ended by force if it does not stop by itself: {safe(', '.join(plan.may_be_killed))}"
+        )
+    lines.append(f"    {_outage(plan)}")
+    return [*lines, ""]
+
+
+def change_line(change: Change) -> str:
+    """Show one changed field: `+` new, `-` gone, `~` other, with what it costs."""
+    cost = {
+        EffectClass.CONTROLLER: "no restart",
+        EffectClass.RELOAD: "reload",
+        EffectClass.RESTART: "restart",
+    }
+    tail = f"[dim]({cost[change.effect_class]})[/]"
+    path = safe(change.path)
+    if change.old is None:
+        return f"[green]+ {path}: {safe(change.new)}[/] {tail}"
+    if change.new is None:
+        return f"[red]- {path}: {safe(change.old)}[/] {tail}"
+    return f"[yellow]~ {path}: {safe(change.old)} -> {safe(change.new)}[/] {tail}"
+
+
+def _diff_colour(row: str) -> str:
+    if row.startswith("+"):
+        return "green"
+    return "red" if row.startswith("-") else "dim"
+
+
+def _outage(plan: ServerPlan) -> str:
+    if plan.action in {Action.RELOAD, Action.VERIFY}:
+        return "expected outage: none"
+    if plan.outage_s is None:
+        return "expected outage: not known yet (no rollout of this server on this host so far); about the time the model takes to load"
+    runs = "1 rollout" if plan.outage_runs == 1 else f"{plan.outage_runs} rollouts"
+    return f"expected outage: about {plan.outage_s:.0f} s (median of the last {runs} here, process to process)"
+
+
+def _closing(plan: Plan, command: str) -> list[str]:
+    if not plan.acts:
+        blocked = sum(p.action is Action.BLOCKED for p in plan.servers)
+        text = (
+            "Nothing to do." if not blocked else f"Nothing to do; {blocked} held back (see above)."
+        )
+        return [f"{text}  [dim]plan {plan.hash}[/]"]
+    return [
+        f"Plan [bold]{plan.hash}[/]. To carry out exactly this plan:",
+        f"  {safe(command)} --expect {plan.hash} --yes",
+    ]
+
+
+def event_line(event: Event) -> str | None:
+    """Show one event of a run as a plain line; None for what a line would say twice."""
+    match event:
+        case StepStarted(limit_s=limit):
+            bound = f" (at most {limit:g} s)" if limit is not None else ""
+            return f"{_stamp(event.at_s)} {_who(event.server)} {safe(event.step)}{bound} ..."
+        case StepProgress(waiting_for=why):
+            return f"{_stamp(event.at_s)} {_who(event.server)}   [dim]{safe(why)}[/]"
+        case StepFinished(ok=True):
+            return f"{_stamp(event.at_s)} {_who(event.server)} [green]{safe(event.step)} done[/] in {event.took_s:.1f} s"
+        case StepFinished(detail=detail):
+            return f"{_stamp(event.at_s)} {_who(event.server)} [red]{safe(event.step)} failed[/] after {event.took_s:.1f} s: {safe(detail)}"
+        case VerdictGiven(verdict=verdict, message=message):
+            colour = "green" if verdict == "pass" else "red" if verdict == "fail" else "yellow"
+            return f"{_stamp(event.at_s)} {_who(event.server)} gate: [{colour}]{safe(verdict)}[/] {safe(message)}"
+        case Diagnostic(level=level, message=message):
+            return f"{_stamp(event.at_s)} {_who(event.server)} [yellow]{safe(level)}[/]: {safe(message)}"
+        case OutcomeReached():
+            return None
+
+
+def _stamp(at_s: float) -> str:
+    return f"[dim]{at_s:7.1f}s[/]"
+
+
+def _who(server: str) -> str:
+    return f"[bold]{safe(server)}[/]"
+
+
+def result_lines(results: Sequence[ServerResult], decided: Exit) -> list[str]:
+    """Show how a pass ended, one line a server, and what the exit code means."""
+    lines = []
+    for result in results:
+        colour = OUTCOME_COLOUR.get(result.outcome, "red")
+        reason = f" ({result.reason.value})" if result.reason.value else ""
+        lines.append(
+            f"[{colour}]{result.outcome.value}[/]{reason} {_who(result.server)}: {safe(result.sentence)}"
+        )
+    if exit_of_all(results) or decided.code:
+        lines.append(f"[dim]exit {decided.code}: {decided.meaning}[/]")
+    return lines
+
+
+def exit_of_all(results: Iterable[ServerResult]) -> bool:
+    """Say whether any server's own row is not success."""
+    return any(exit_of(r).code for r in results)

@@ -1,0 +1,163 @@
+"""The composition root: names to members. The only module that imports members of families.
+
+Everything is imported where it is needed: `--help` must not pay for paramiko.
+"""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reconciler.core.spec import Host, Ssh
+    from reconciler.effects.host import ConnectedHost
+    from reconciler.effects.pins import Pin
+    from reconciler.engines.base import Engine
+    from reconciler.reconcile import World
+    from reconciler.settings import Settings
+    from reconciler.transports.base import Transport
+    from reconciler.transports.ssh import SshTransport
+
+
+@cache
+def engines() -> Mapping[str, Engine]:
+    """Give every engine by the word under `engine:`. A new engine is one line here."""
+    from reconciler.engines import custom, llamacpp, sglang, vllm
+
+    members: tuple[Engine, ...] = (sglang, vllm, llamacpp, custom)
+    return {member.name: member for member in members}
+
+
+class RealClock:
+    """This machine's monotonic clock. `stop` ends every wait at once and is seen at the next safe point."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+
+    def now(self) -> float:
+        """Give seconds that never jump."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, unless somebody asked us to stop."""
+        if self._stop.is_set():
+            time.sleep(min(seconds, 1.0))
+        else:
+            self._stop.wait(seconds)
+
+    @property
+    def stopping(self) -> bool:
+        """Say whether `stop` was called."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Ask everything to end at its next safe point."""
+        self._stop.set()
+
+
+def world(settings: Settings, clock: RealClock) -> World:
+    """Give the real world: ssh, this machine's clock, the benchmark client."""
+    from reconciler.effects import gate
+    from reconciler.reconcile import World
+
+    state_dir = Path(settings.state_dir)
+
+    @contextmanager
+    def connect(host: Host) -> Iterator[ConnectedHost]:
+        connected = connected_host(host, state_dir)
+        try:
+            yield connected
+        finally:
+            connected.close()
+
+    return World(
+        connect=connect,
+        clock=clock,
+        engines=engines(),
+        gate=gate.measure,
+        holder=holder(settings),
+        new_id=lambda: secrets.token_hex(8),
+    )
+
+
+def holder(settings: Settings) -> str:
+    """Give this installation's name in leases: what the operator chose, else who runs it where from which state."""
+    return settings.holder or f"{getpass.getuser()}@{socket.gethostname()}"
+
+
+def connected_host(host: Host, state_dir: Path) -> ConnectedHost:
+    """Give a host, not yet connected: its inner layer, its outer one if it has one, and its pin."""
+    from reconciler.effects.channel import HelperChannel
+    from reconciler.effects.host import ConnectedHost
+    from reconciler.effects.pins import load_pin
+
+    pin = load_pin(state_dir, host.name)
+    inner, outer, used = transports_of(host, state_dir)
+    return ConnectedHost(
+        name=host.name,
+        inner=HelperChannel(
+            host.name,
+            inner,
+            sudo=uses_sudo(host, pin),
+            installed=pin.digest if pin is not None else None,
+        ),
+        outer=HelperChannel(host.name, outer) if outer is not None else None,
+        pin=pin,
+        transports=used,
+    )
+
+
+def uses_sudo(host: Host, pin: Pin | None) -> bool:
+    """Say whether the helper is run through sudo: as enrolled, else whenever the login is not root's."""
+    if pin is not None:
+        return pin.sudo
+    if host.ssh is None:
+        return False
+    return (host.ssh.user or getpass.getuser()) != "root"
+
+
+def transports_of(
+    host: Host, state_dir: Path
+) -> tuple[Transport, Transport | None, tuple[Transport, ...]]:
+    """Give the way to the units, the way to the GPUs where that is another, and everything that must be closed."""
+    from reconciler.transports.hop import HopTransport, Layer
+    from reconciler.transports.local import LocalTransport
+
+    if host.proxmox is None:
+        inner: Transport = (
+            ssh_transport(host.ssh, state_dir) if host.ssh is not None else LocalTransport()
+        )
+        return inner, None, (inner,)
+    outer = ssh_transport(host.proxmox.ssh, state_dir)
+    if host.ssh is not None:
+        inner = ssh_transport(host.ssh, state_dir)
+        return inner, outer, (inner, outer)
+    return HopTransport(outer, Layer.proxmox(host.proxmox.vmid)), outer, (outer,)
+
+
+def ssh_transport(ssh: Ssh, state_dir: Path) -> SshTransport:
+    """Give an SSH connection by the operator's own OpenSSH configuration, with our pins before their known_hosts."""
+    from reconciler.effects.pins import known_hosts_path
+    from reconciler.transports.host_keys import HostKeys
+    from reconciler.transports.ssh import SshTarget, SshTransport
+
+    home = Path.home()
+    keys = HostKeys(
+        (
+            known_hosts_path(state_dir),
+            home / ".ssh" / "known_hosts",
+            Path("/etc/ssh/ssh_known_hosts"),
+        )
+    )
+    config = home / ".ssh" / "config"
+    return SshTransport(
+        SshTarget(ssh.address, ssh.user, ssh.port), keys, config if config.exists() else None
+    )
