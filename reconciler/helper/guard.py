@@ -40,11 +40,13 @@ def guard_main(machine: Machine, prefix: str) -> int:
         unit = unit_name(f"{prefix}.service")
         with machine.lock(GUARD_LOCK_WAIT_S):
             server = server_bound_to(machine, unit)
+            # Written first, so that a guard that is killed has refused, and the tick tries again.
+            note_guard(machine, server, unit, "the guard did not come to an end")
             try:
                 check_start(machine, server, unit)
                 write_claims(machine, server, unit)
-            except (Refused, OSError) as error:
-                note_guard(machine, server, unit, why_not(error))
+            except Refused as refused:
+                note_guard(machine, server, unit, refused.message)
                 raise
             note_guard(machine, server, unit, None)
     except (Refused, OSError, Busy) as error:
@@ -81,11 +83,7 @@ def note_guard(machine: Machine, server: str, unit: str, why: Optional[str]) -> 
         "boot_id": machine.boot_id(),
         "at": machine.walltime(),
     }
-    try:
-        machine.write(record_path(server, "guard"), encoded(record))
-    except OSError:
-        if why is None:
-            raise  # Without a durable "allowed" the start is not recorded anywhere: refuse it.
+    machine.write(record_path(server, "guard"), encoded(record))
 
 
 def check_start(machine: Machine, server: str, unit: str) -> None:

@@ -334,9 +334,11 @@ def finish(
     now = phase_reading(machine.unit(unit), unit)
     wanted = bool(deadline.get("was_up")) or now.get("UnitFileState") == "enabled"
     starting = not was_running and not hopeless and wanted
-    if starting and not state.get("started"):
+    ran = now.get("InvocationID") or ""
+    tried_once = state.get("started") and ran != state.get("started_after")
+    if starting and not tried_once and unit_phase(now) == "down":
         # Noted first: a tick that dies right after the start must not take it for something to stop.
-        state["started"] = True
+        state.update(started=True, started_after=ran)
         note(act, state)
         if now.get("ActiveState") == "failed":
             machine.reset_failed(unit)
@@ -403,9 +405,7 @@ def give_lease_back(act: Act) -> None:
 
 def retry_start(machine: Machine, server: str) -> None:
     """Start a unit again that the guard has refused, once nothing stands in its way any more."""
-    guard = read_record(machine, server, "guard")
-    if guard is None or guard.get("outcome") != "refused":
-        return
+    guard = read_record(machine, server, "guard") or {}
     if read_record(machine, server, "applied") is None or living_lease(machine, server) is not None:
         return
     if any(read_record(machine, server, name) is not None for name in ("intent", "hold")):
@@ -416,6 +416,10 @@ def retry_start(machine: Machine, server: str) -> None:
     if unit_phase(props) != "down" or props.get("UnitFileState") != "enabled":
         return
     if props.get("ActiveState") != "inactive":
+        return
+    # An enabled unit that was never active in this boot was not stopped by a person: its start failed.
+    never_up = props.get("ActiveEnterTimestampMonotonic") == 0
+    if guard.get("outcome") != "refused" and not never_up:
         return
     try:
         check_start(machine, server, unit)
