@@ -88,7 +88,8 @@ class ReasonCode(StrEnum):
 class Distribution:
     """Values of one quantity, sorted; thinned to evenly spaced ranks when there were very many.
 
-    `count` and `mean` are those of all values, before thinning.
+    `count` and `mean` are those of all values, before thinning. Values have six significant digits, more
+    than any measurement here, so that what is stored and read back is the same.
     """
 
     values: tuple[float, ...] = ()
@@ -105,7 +106,7 @@ class Distribution:
         count = len(ranked)
         if count > keep:
             ranked = [ranked[round(i * (count - 1) / (keep - 1))] for i in range(keep)]
-        return cls(tuple(ranked), count, mean)
+        return cls(tuple(_digits(v) for v in ranked), count, _digits(mean))
 
     def percentile(self, share: float) -> float | None:
         """Give the value below which `share` (0 to 1) of the values lie, linearly interpolated."""
@@ -124,8 +125,7 @@ class Distribution:
     def to_json(self) -> dict[str, Any]:
         """Give percentiles for readers and the values for later comparisons."""
         marks = {f"p{p}": _short(self.percentile(p / 100)) for p in (50, 90, 95, 99)}
-        values = [_short(v) for v in self.values]
-        return {"count": self.count, "mean": _short(self.mean), **marks, "values": values}
+        return {"count": self.count, "mean": self.mean, **marks, "values": list(self.values)}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Distribution:
@@ -634,7 +634,11 @@ def _limit_row(run: GateRun, limit: Limit, rounds: Sequence[RunResult]) -> Row:
 def _why_missing(result: str, rounds: Sequence[RunResult]) -> Reason | None:
     """Say why there is no number for a result, or None when every round has one."""
     if all(_central(result, r) is not None for r in rounds):
-        return None
+        # Answers that came in one piece have no decode speed, and they may be the fastest ones.
+        if result != "decode_tps" or all(2 * r.decode_tps.count >= r.completed for r in rounds):
+            return None
+        message = "decode_tps: most answers came in one piece, which tells no speed"
+        return Reason(ReasonCode.NOT_MEASURED, message)
     if result in {"output_tps", "decode_tps"} and any(r.without_usage for r in rounds):
         message = f"{result}: the server told no token counts (usage), and events are not tokens"
         return Reason(ReasonCode.NO_USAGE, message)
@@ -912,9 +916,13 @@ def _pooled(parts: Iterable[Distribution]) -> Distribution:
     return Distribution.of(v for part in parts for v in part.values)
 
 
+def _digits(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
 def _short(value: float | None) -> float | None:
-    """Round for storage: six significant digits, more than any measurement here has."""
-    return None if value is None else float(f"{value:.6g}")
+    """Round for storage."""
+    return None if value is None else _digits(value)
 
 
 def _number(value: float | None) -> str:
