@@ -60,6 +60,9 @@ HOSTS_AT_ONCE = 32
 OBSERVE_DEADLINE_S = 40.0
 
 
+LEG_WORDS = {Leg.BACK: "back: ", Leg.DOWN: "down: "}
+
+
 class Connect(Protocol):
     """Whoever opens hosts: `wiring.py` by ssh, `lab` by simulation."""
 
@@ -381,10 +384,11 @@ class Watcher:
     def _finish(self, now: float, state: Attempt) -> None:
         if self.step is None:
             return
-        failure = state.back_failure or state.failure
-        name = failure.phase.value if failure else ""
-        ok = failure is None or not self.step[1].endswith(name)
-        detail = "" if ok or failure is None else failure.sentence
+        forward, back = state.failure, state.back_failure
+        ended = {f.phase.value: f.sentence for f in [forward] if f is not None}
+        ended |= {f"{leg}{back.phase.value}": back.sentence for leg in LEG_WORDS.values() if back is not None}
+        ok = self.step[1] not in ended
+        detail = ended.get(self.step[1], "")
         self.emit(
             StepFinished(now - self.began, self.host, *self.step, now - self.since, ok, detail)
         )
@@ -396,8 +400,7 @@ class Watcher:
 
 def step_name(state: Attempt) -> str:
     """Name the step for people: the way back says so."""
-    prefix = {Leg.BACK: "back: ", Leg.DOWN: "down: "}.get(state.leg, "")
-    return f"{prefix}{state.phase.value}"
+    return f"{LEG_WORDS.get(state.leg, '')}{state.phase.value}"
 
 
 def limit_of(state: Attempt) -> float | None:

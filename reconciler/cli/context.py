@@ -74,8 +74,8 @@ def load_specs(path: Path, setup: Settings) -> Fleet:
         snapshot.files,
         engines=engines(),
         policy=setup.spec_policy,
-        root=str(path),
-        unread=snapshot.problems,
+        root=snapshot.root,
+        unread=snapshot.unread,
     )
 
 
