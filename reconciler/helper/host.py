@@ -251,23 +251,23 @@ class RealMachine:
         )
 
     def unit_command(self, name: str) -> Reading:
-        """Return what a unit runs: argv as the process gets it, and the environment that the unit sets."""
+        """Return what a unit has loaded to run: argv (`$$` is a literal `$`), and the environment that it sets."""
         properties = _unit_properties(name)
         if "known" not in properties:
             return properties
         values = properties["known"]
         try:
-            command = read_exec_start(values["ExecStartEx"])
-            if "known" not in command:
-                return command
+            argv = read_exec_start(values["ExecStart"])
+            if "known" not in argv:
+                return argv
             return known(
-                dict(
-                    command["known"],
-                    environment=list(values["Environment"]),
-                    environment_files=[entry[0] for entry in values["EnvironmentFiles"]],
-                    user=values["User"],
-                    supplementary_groups=list(values["SupplementaryGroups"]),
-                )
+                {
+                    "argv": argv["known"],
+                    "environment": list(values["Environment"]),
+                    "environment_files": [entry[0] for entry in values["EnvironmentFiles"]],
+                    "user": values["User"],
+                    "supplementary_groups": list(values["SupplementaryGroups"]),
+                }
             )
         except (KeyError, IndexError, TypeError) as error:
             return unknown(f"the bus left out {error}")
@@ -319,18 +319,15 @@ class RealMachine:
         """Let systemd judge a unit's text before it is installed: known is its complaints about this unit."""
         if not _UNIT_NAME.match(name):
             return unknown(f"not a unit name: {name!r}")
-        make_parents(f"{self._run}/x")
-        scratch = tempfile.mkdtemp(prefix="verify-", dir=self._run)
         try:
-            path = f"{scratch}/{name}"
-            replace_file(
-                path, text.encode("utf-8", "surrogateescape"), 0o644, os.geteuid(), os.getegid()
-            )
-            return _verify(path, name)
+            make_parents(f"{self._run}/x")
+            with tempfile.TemporaryDirectory(prefix="verify-", dir=self._run) as scratch:
+                path = f"{scratch}/{name}"
+                data = text.encode("utf-8", "surrogateescape")
+                replace_file(path, data, 0o644, os.geteuid(), os.getegid())
+                return _verify(path, name)
         except OSError as error:
             return unknown(f"systemd-analyze: {error}")
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
 
     # -- processes and GPUs ----------------------------------------------------------------------------
 

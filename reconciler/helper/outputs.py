@@ -566,19 +566,20 @@ def read_unit_properties(properties: Mapping[str, Any]) -> Reading:
 
 
 def read_exec_start(commands: Sequence[Sequence[Any]]) -> Reading:
-    """Read the bus's ExecStartEx: known {argv, expands}, argv as the process gets it.
-
-    systemd keeps `$$` until the start, so it is undone here; `expands` says that a variable is left in,
-    and then argv is what is written rather than what runs.
-    """
+    """Read the bus's ExecStart: known is the one argv as it is loaded, where `$$` stands for a literal `$`."""
     if len(commands) != 1:
         return unknown(f"the unit has {len(commands)} start commands")
-    argv, flags = list(commands[0][1]), commands[0][2]
-    if "no-env-expand" in flags:
-        return known({"argv": argv, "expands": False})
-    bare = [word.replace("$$", "") for word in argv]
-    expands = any(re.search(r"\$\{|\A\$[A-Za-z_]", word) for word in bare)
-    return known({"argv": [word.replace("$$", "$") for word in argv], "expands": expands})
+    return known(list(commands[0][1]))
+
+
+def started_argv(loaded: Sequence[str]) -> Optional[List[str]]:
+    """Return the argv that a process gets from a loaded one; None when it has variables.
+
+    systemd resolves `$$` and variables at the start, with an environment that is not ours to know.
+    """
+    if any("$" in word.replace("$$", "") for word in loaded):
+        return None
+    return [word.replace("$$", "$") for word in loaded]
 
 
 def read_jobs(text: str) -> Reading:

@@ -498,10 +498,10 @@ def descriptor_tables(pid: int, proc: str = "/proc") -> List[str]:
     """
     tables: List[int] = []
     for tid in _tasks(pid, proc):
-        facts = read_proc_stat(_read_text(f"{proc}/{pid}/task/{tid}/stat") or "").get("known")
-        if facts is None or facts["state"] in ("Z", "X"):
+        if any(_same_table(other, tid) for other in tables):
             continue
-        if not any(_same_table(other, tid) for other in tables):
+        facts = read_proc_stat(_read_text(f"{proc}/{pid}/task/{tid}/stat") or "").get("known")
+        if facts is not None and facts["state"] not in ("Z", "X"):
             tables.append(tid)
     return [f"{proc}/{pid}/task/{tid}/fd" for tid in tables]
 
