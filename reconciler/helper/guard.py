@@ -25,6 +25,7 @@ from reconciler.helper.records import (
     read_json,
     read_record,
     record_path,
+    refused_path,
     server_of_unit,
     sha256_of,
     state_path,
@@ -83,7 +84,15 @@ def note_guard(machine: Machine, server: str, unit: str, why: Optional[str]) -> 
         "boot_id": machine.boot_id(),
         "at": machine.walltime(),
     }
-    machine.write(record_path(server, "guard"), encoded(record))
+    mark = refused_path(unit)
+    try:
+        machine.write(record_path(server, "guard"), encoded(record))
+    except OSError:
+        # A disk that takes no writes refuses the start; what lives in memory lets the tick try again.
+        machine.write(mark, encoded(record))
+        raise
+    if why is None and machine.kind(mark) != "missing":
+        machine.remove(mark)
 
 
 def check_start(machine: Machine, server: str, unit: str) -> None:

@@ -161,6 +161,11 @@ def drop_in_path(unit: str) -> str:
     return f"{DROP_INS}/{unit}.d/{DISARM_DROP_IN}"
 
 
+def refused_path(unit: str) -> str:
+    """Return the path of the mark that the guard leaves when it cannot write its record."""
+    return f"{RUN}/{unit}.refused"
+
+
 def claim_path(uuid: str) -> str:
     """Return the path of the claim on one GPU."""
     return f"{RUN}/gpu/{uuid}.claim"

@@ -36,6 +36,7 @@ from reconciler.helper.records import (
     lease_path,
     living_lease,
     read_record,
+    refused_path,
     servers_on,
     sha256_of,
     state_path,
@@ -419,7 +420,8 @@ def retry_start(machine: Machine, server: str) -> None:
         return
     # An enabled unit that was never active in this boot was not stopped by a person: its start failed.
     never_up = props.get("ActiveEnterTimestampMonotonic") == 0
-    if guard.get("outcome") != "refused" and not never_up:
+    marked = machine.kind(refused_path(unit)) != "missing"
+    if guard.get("outcome") != "refused" and not marked and not never_up:
         return
     try:
         check_start(machine, server, unit)
