@@ -177,8 +177,10 @@ def parser_of(book: Catalogue) -> argparse.ArgumentParser:
         kind = {"int": int, "float": float}.get(flag.type, str)
         action = "append" if flag.action == "Append" else "store"
         nargs = flag.nargs if isinstance(flag.nargs, str) else None
-        extra = {"const": True} if nargs == "?" else {}
-        parser.add_argument(*names, dest=flag.flag, action=action, nargs=nargs, type=kind, **extra)
+        if nargs == "?":
+            parser.add_argument(*names, dest=flag.flag, nargs=nargs, type=kind, const=True)
+        else:
+            parser.add_argument(*names, dest=flag.flag, action=action, nargs=nargs, type=kind)
     return parser
 
 
