@@ -453,7 +453,10 @@ def place_of(tree: Tree, finding: Finding) -> Place:
     node: Node = tree
     at: Key | Node = tree
     key: Key | None = None
-    for part in finding.loc:
+    loc = finding.loc
+    if loc[:1] == ("unit",) and "unit" not in tree.entries:
+        loc = ("name",)  # It follows from the name.
+    for part in loc:
         if isinstance(node, Tree) and part in node.entries:
             key, node = node.entries[str(part)]
             at = key if not isinstance(node, Scalar) and node.line != key.line else node
