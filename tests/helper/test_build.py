@@ -1,0 +1,134 @@
+"""The helper's modules become one program that runs on a bare Python 3.9, and the same one each time."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from reconciler.helper import build
+
+OBSERVE = {
+    "format": 1,
+    "nonce": "ab" * 16,
+    "verb": "observe",
+    "args": {
+        "servers": [
+            {"server": "qwen", "unit": "qwen.service", "port": None, "invocation_lines": 0}
+        ],
+        "kernel_cursor": None,
+        "paths": ["/etc/passwd"],
+        "users": ["root"],
+        "gpus": False,
+    },
+}
+
+
+def pythons() -> list[str]:
+    """Return this interpreter, and a 3.9 where there is one."""
+    found = [sys.executable]
+    for name in ("python3.9", "/usr/bin/python3"):
+        path = shutil.which(name)
+        if (
+            path
+            and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
+        ):
+            found.append(path)
+    return found
+
+
+def answer_in(output: bytes) -> dict[str, object]:
+    """Return the answer between the marks."""
+    begin, _, rest = output.partition(b"@@reconciler-begin " + b"ab" * 16)
+    line = rest.split(b"\n")[1]
+    answer: dict[str, object] = json.loads(line)
+    assert begin == b"\n"
+    return answer
+
+
+def test_the_program_is_valid_python_3_9() -> None:
+    """Nothing in the joined text needs a newer grammar than the oldest host has."""
+    ast.parse(build.program(), feature_version=(3, 9))
+
+
+def test_the_program_imports_the_standard_library_only() -> None:
+    """A host has nothing but Python."""
+    for node in ast.walk(ast.parse(build.program())):
+        if isinstance(node, ast.Import):
+            assert all(a.name.split(".")[0] in sys.stdlib_module_names for a in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] in {*sys.stdlib_module_names, "__future__"}
+
+
+def test_the_program_is_the_same_bytes_each_time() -> None:
+    """The digest names the program, so building twice must give the same."""
+    first = build.program()
+    build.program.cache_clear()
+    assert build.program() == first
+
+
+def test_no_name_is_defined_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one namespace a second definition would silently replace the first."""
+    tree = ast.parse("def answer(): ...")
+    with pytest.raises(build.BuildError):
+        build.check_names("other", tree, {"answer": "acts"})
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_the_carried_program_observes(python: str) -> None:
+    """`python3 -I -S -` answers an observation, also where there is no systemd and no GPU."""
+    ran = subprocess.run(
+        [python, "-I", "-S", "-"],
+        input=build.carried(OBSERVE),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    answer = answer_in(ran.stdout)
+    assert answer["outcome"] == "done", answer
+    data = answer["data"]
+    assert isinstance(data, dict)
+    assert data["paths"]["/etc/passwd"]["known"]["kind"] == "file"
+    assert data["servers"]["qwen"]["records"].keys() <= {"known", "unknown"}
+
+
+def test_a_program_that_was_cut_does_nothing() -> None:
+    """The call is the last line: what arrives in part is an error or silence, never half a run."""
+    text = build.carried(OBSERVE)
+    for end in (len(text) // 3, len(text) - 40):
+        ran = subprocess.run(
+            [sys.executable, "-I", "-S", "-"],
+            input=text[:end],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert b"@@reconciler" not in ran.stdout
+
+
+def test_the_installed_program_answers_request_after_request(tmp_path: os.PathLike[str]) -> None:
+    """A kept channel sends one JSON request a line and gets a framed answer to each, until its end."""
+    path = f"{os.fspath(tmp_path)}/helper.py"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(build.program())
+    lines = (
+        json.dumps(OBSERVE).encode() + b"\n" + b"not json\n" + json.dumps(OBSERVE).encode() + b"\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", path], input=lines, capture_output=True, timeout=60, check=True
+    )
+    assert ran.stdout.count(b"@@reconciler-begin") == 3
+    assert ran.stdout.count(b'"reason":"BadRequest"') == 1
+
+
+def test_the_request_travels_as_it_is() -> None:
+    """What is carried is the request, in the last line."""
+    last = build.carried(OBSERVE).decode().splitlines()[-1]
+    encoded = last.removeprefix('main_carried(b"').removesuffix('")')
+    assert json.loads(base64.b64decode(encoded)) == OBSERVE
