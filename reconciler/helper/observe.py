@@ -323,20 +323,31 @@ def check_flags(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
         matching(re.compile(r"--?[A-Za-z0-9][A-Za-z0-9_.-]{0,127}"), f, "flag")
         for f in texts_of(args.get("flags"), "flags")
     ]
-    ran = machine.run_as(user, [*argv, "--help"], 120.0)
-    if "known" not in ran:
-        return {"known": ran, "unknown": []}
-    result = ran["known"]
-    text = str(result.get("stdout", "")) + "\n" + str(result.get("stderr", ""))
-    if result.get("exit_status") != 0:
-        shown = text.strip()[-400:]
-        why = f"{argv[0]} --help ended with {result.get('exit_status')}: {shown}"
-        return {"known": {"unknown": why}, "unknown": []}
-    words = set(re.findall(r"(?<![A-Za-z0-9_-])--?[A-Za-z0-9][A-Za-z0-9_.-]*", text))
+    plain = help_words(machine, user, argv, "--help")
+    if "known" not in plain:
+        return {"known": plain, "unknown": []}
+    words = set(plain["known"])
+    if not words.issuperset(flags):
+        # Newer vLLM shows a handful of its flags under --help and all under --help=all. Other programs refuse
+        # that word, which says nothing about their flags.
+        words.update(help_words(machine, user, argv, "--help=all").get("known", []))
     return {
         "known": {"known": [f for f in flags if f in words]},
         "unknown": [f for f in flags if f not in words],
     }
+
+
+def help_words(machine: Machine, user: Optional[str], argv: List[str], asked: str) -> Reading:
+    """Return the flags in a program's help, as whole words."""
+    ran = machine.run_as(user, [*argv, asked], 120.0)
+    if "known" not in ran:
+        return ran
+    result = ran["known"]
+    text = str(result.get("stdout", "")) + "\n" + str(result.get("stderr", ""))
+    if result.get("exit_status") != 0:
+        shown = text.strip()[-400:]
+        return {"unknown": f"{argv[0]} {asked} ended with {result.get('exit_status')}: {shown}"}
+    return {"known": re.findall(r"(?<![A-Za-z0-9_-])--?[A-Za-z0-9][A-Za-z0-9_.-]*", text)}
 
 
 def check_release(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:

@@ -728,6 +728,18 @@ class TestReading:
         )
         assert data == {"known": {"known": ["--port"]}, "unknown": ["--tp"]}
 
+    def test_flags_that_the_short_help_leaves_out_are_found_in_the_long_one(
+        self, tester: Controller
+    ) -> None:
+        """A program that hides most flags behind --help=all still knows them, and only them."""
+        serve = "/opt/x/bin/python -m vllm.entrypoints.cli.main serve"
+        tester.host.host.programs[serve] = "usage: [--headless]"
+        tester.host.host.programs[f"{serve} --help=all"] = "usage: [--headless] [--port PORT]"
+        data = tester.done(
+            "check-flags", user=None, argv=serve.split(), flags=["--port", "--headless", "--gone"]
+        )
+        assert data == {"known": {"known": ["--port", "--headless"]}, "unknown": ["--gone"]}
+
     def test_flags_of_a_program_that_does_not_run_are_unknown(self, tester: Controller) -> None:
         """No help is no answer, never "knows none" (S12)."""
         data = tester.done("check-flags", user=None, argv=["/opt/none"], flags=["--x"])
