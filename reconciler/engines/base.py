@@ -43,9 +43,7 @@ class Launch:
     `secret_env` and `secret_config` name files on the host, never values: the helper reads them there and
     makes `secrets.env` (NAME=value, read by systemd) and `secrets.yaml` (key: value, read by the engine).
     `credentials` are files that systemd passes on under `credential_path`. `check_argv` is the command
-    whose help lists the flags that this installation knows; None where there is no way to ask. `check_help`
-    are the words that ask for that help, tried in turn until every flag is found: vLLM shows a part of its
-    flags under `--help` and, in newer versions, all under `--help=all`.
+    whose help lists the flags that this installation knows; None where there is no way to ask.
     """
 
     argv: tuple[str, ...]
@@ -55,7 +53,6 @@ class Launch:
     credentials: Mapping[str, str] = field(default_factory=dict)
     flags_to_check: tuple[str, ...] = ()
     check_argv: tuple[str, ...] | None = None
-    check_help: tuple[str, ...] = ("--help",)
     paths: tuple[str, ...] = ()
     no_new_privileges: bool = True
 

@@ -182,9 +182,6 @@ def warnings(server: Server) -> list[Finding]:
         found.append(
             ("model_revision", "is not pinned: the model of the day is taken, and a model is code")
         )
-    if server.timeouts.stop < stop_extra_s:
-        told = f"is less than the {stop_extra_s:.0f}s that SGLang may take to end after its last request"
-        found.append(("timeouts.stop", told))
     if server.speculative is not None:
         found += sglang_speculative.warnings(case_of(server, book, _args(server, book)))
     return found

@@ -252,9 +252,9 @@ def warnings(server: Server) -> list[Finding]:
             ("model_revision", "is not pinned: the model of the day is taken, and a model is code")
         )
     drain = server.args.get("shutdown-timeout", 0)
-    if isinstance(drain, int) and drain + stop_extra_s > server.timeouts.stop:
-        told = f"{drain}s to drain and {stop_extra_s:.0f}s to end are more than the stop timeout"
-        found.append(("timeouts.stop", f"{told}: systemd would kill it on its way out"))
+    if isinstance(drain, int) and drain > server.timeouts.stop:
+        told = f"is less than shutdown-timeout, {drain}s: systemd would kill it while it drains"
+        found.append(("timeouts.stop", told))
     spec = server.speculative or {}
     method = spec.get("method")
     if method in {"ngram", "ngram_gpu"} and not {"prompt_lookup_min", "prompt_lookup_max"} & set(
@@ -317,7 +317,6 @@ def render(server: Server, gpu_uuids: Sequence[str]) -> Launch:
         | ({} if secret is None else {"VLLM_API_KEY": secret.file}),
         flags_to_check=tuple(word.partition("=")[0] for word in argv if word.startswith("--")),
         check_argv=base,
-        check_help=("--help", "--help=all"),
         paths=tuple(place for place in places if is_path(place)),
     )
     return container.contained(server, launch, gpu_uuids)

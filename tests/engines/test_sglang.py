@@ -263,7 +263,6 @@ def test_what_the_engine_takes_is_accepted(
         (at("0.5.12"), "engine.version", "checked against 0.5.10.post1"),
         (at(None), "engine.version", "no engine.version"),
         ({"model_revision": None}, "model_revision", "is not pinned"),
-        ({"timeouts": {"stop": "60s"}}, "timeouts.stop", "90s"),
         ({"args": {}}, "args.max-running-requests", "sets it to 48"),
         ({"args": {"enable-mixed-chunk": True}}, "args.enable-mixed-chunk", "switched off"),
         ({"args": {"enable-dp-attention": True}}, "args.enable-dp-attention", "deprecated"),
