@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,14 +54,17 @@ def start_unit(
         text.encode(),
     )
     if port is not None:
-        wait_for(
-            lambda: host.exec(["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}"]).exit_status == 0
-        )
+        wait_for(lambda: _listens(host, name, port))
 
 
-def wait_for(is_so: object, deadline_s: float = START_DEADLINE_S) -> None:
+def _listens(host: SystemdHost | ProxmoxHost, unit: str, port: int) -> bool:
+    if host.exec(["systemctl", "is-failed", "--quiet", unit]).exit_status == 0:
+        raise AssertionError(host.check(["journalctl", "-u", unit, "-n", "20", "--no-pager"]))
+    return host.exec(["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}"]).exit_status == 0
+
+
+def wait_for(is_so: Callable[[], bool], deadline_s: float = START_DEADLINE_S) -> None:
     """Poll until `is_so()` is true; `AssertionError` when it is not in time."""
-    assert callable(is_so)
     until = time.monotonic() + deadline_s
     while not is_so():
         assert time.monotonic() < until, f"not so within {deadline_s:g} s"
