@@ -86,7 +86,8 @@ class _Tunnel:
                     reset(near)
                     return
                 self._links.add(link)
-            link.start()
+                # Within the lock: `close` joins what it finds here, which must have been started.
+                link.start()
 
     def _forget(self, link: _Link) -> None:
         with self._lock:
