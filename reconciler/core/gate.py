@@ -400,29 +400,33 @@ def judge(
     rows += _text_rows(measured)
     rows += _budget_rows(gate.max_error_rate, measured)
     notes: list[str] = []
+    uncompared: list[str] = []
     for run in gate.runs:
         rounds = [r for r in measured if r.run == run.name]
         rows += _run_rows(run, rounds)
         if gate.baseline is not None and baseline is not None:
             base = baseline.rounds_of(run.name)
-            compared, why_not = _baseline_rows(
+            compared, why_not, remarks = _baseline_rows(
                 gate.baseline.max_loss, rounds, base, comparisons=2 * len(gate.runs)
             )
             rows += compared
-            notes += why_not
-    return _combined(gate, rows, notes, results, quality, compared=baseline is not None)
+            uncompared += why_not
+            notes += remarks
+    return _combined(gate, rows, (notes, uncompared), results, quality)
 
 
 def _combined(
     gate: Gate,
     rows: list[Row],
-    notes: list[str],
+    remarks: tuple[list[str], list[str]],
     results: Sequence[RunResult],
     quality: QualityResult | None,
-    *,
-    compared: bool,
 ) -> Verdict:
-    """Put the rows together: fail, error, inconclusive, pass, in this order of strength."""
+    """Put the rows together: fail, error, inconclusive, pass, in this order of strength.
+
+    `remarks` are plain notes, and why a comparison with the baseline made no sense.
+    """
+    notes = [*remarks[1], *remarks[0]]
     failed = [row.reason for row in rows if row.verdict is VerdictKind.FAIL and row.reason]
     if failed:
         return Verdict(VerdictKind.FAIL, tuple(failed), tuple(rows), tuple(notes))
@@ -434,10 +438,11 @@ def _combined(
     wanted = any(row.open for row in rows)
     if gate.runs and done < MIN_ROUNDS:
         message = f"{done} of at least {MIN_ROUNDS} rounds were measured"
-        reasons.insert(0, Reason(ReasonCode.TOO_FEW_ROUNDS, message))
+        settled = [reason for reason in reasons if reason.code is not ReasonCode.UNDECIDED]
+        reasons = [Reason(ReasonCode.TOO_FEW_ROUNDS, message), *settled]
         wanted = True
-    if compared and notes and not reasons and _nothing_left(gate):
-        reasons = [Reason(ReasonCode.NOT_COMPARABLE, note) for note in notes]
+    elif remarks[1] and not reasons and _nothing_left(gate):
+        reasons = [Reason(ReasonCode.NOT_COMPARABLE, why) for why in remarks[1]]
     if not reasons:
         return Verdict(VerdictKind.PASS, (), tuple(rows), tuple(notes))
     wanted = wanted and bool(gate.runs) and done < MAX_ROUNDS
@@ -735,23 +740,27 @@ def _baseline_rows(
     base: Sequence[RunResult],
     *,
     comparisons: int,
-) -> tuple[list[Row], list[str]]:
-    """Compare one run with its baseline: rows, and notes where a comparison makes no sense."""
+) -> tuple[list[Row], list[str], list[str]]:
+    """Compare one run with its baseline: rows, why a comparison makes no sense, other remarks."""
     if not rounds:
-        return [], []
+        return [], [], []
+    name = rounds[0].run
     if not base:
-        return [], [f"{rounds[0].run}: the last applied revision was not measured with this run"]
+        return [], [f"{name}: the last applied revision was not measured with this run"], []
     differing = _not_comparable(rounds, base)
     if differing:
-        return [], [f"{rounds[0].run}: not comparable with the baseline: {differing}"]
+        return [], [f"{name}: not comparable with the baseline: {differing}"], []
     names = ["decode_tps", "ttft"] if rounds[0].concurrency == 1 else ["output_tps", "ttft"]
-    rows, notes = [], []
+    rows: list[Row] = []
+    without: list[str] = []
+    notes: list[str] = []
     for name in names:
         margin = max_loss * (TTFT_MARGIN_FACTOR if name == "ttft" else 1)
         row, note = _compared(name, margin, rounds, base, comparisons)
         rows += [row] if row else []
-        notes += [note] if note else []
-    return rows, notes
+        if note:
+            (notes if row else without).append(note)
+    return rows, without, notes
 
 
 def _not_comparable(rounds: Sequence[RunResult], base: Sequence[RunResult]) -> str:
