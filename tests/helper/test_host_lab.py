@@ -221,12 +221,12 @@ def test_one_units_group_is_killed_whole_and_no_other(lab_host: SystemdHost) -> 
     install(
         lab_host,
         "left.service",
-        f"[Service]\nKillMode=process\nExecStart={HOLD} --gpu 0 --mib 10 --child ignore-term,setsid\n",
+        f"[Service]\nKillMode=process\nExecStart={HOLD} --gpu 0 --mib 10 --no-oom --child ignore-term,setsid\n",
     )
     code = """
 import time
 group = "/system.slice/left.service"
-while len(m.processes(group)["known"]) < 2: time.sleep(0.05)
+while len(m.holders()["known"]["holders"]) < 2: time.sleep(0.05)
 m.stop("left.service")
 while m.unit("left.service")["known"]["ActiveState"] != "inactive": time.sleep(0.05)
 before = m.processes(group)["known"]
@@ -240,6 +240,42 @@ answer.append(m.holders()["known"]["holders"])
     assert (phase, left, result) == ("down", 1, "sent")
     assert all(word.startswith("refused") for word in refused)
     assert holders == []
+
+
+def test_a_card_is_released_when_its_last_holder_is_gone_and_not_before(
+    lab_host: SystemdHost,
+) -> None:
+    """The shared judgement on real samples: held while a left-over lives, released after it ended."""
+    install(
+        lab_host,
+        "gone.service",
+        f"[Service]\nKillMode=process\nExecStart={HOLD} --gpu 2 --mib 900 --no-oom --child setsid,ignore-term\n",
+    )
+    code = """
+import time
+group, cards = "/system.slice/gone.service", m.gpus()["known"]["gpus"]
+uuid = next(card["uuid"] for card in cards if card["minor"] == 2)
+baselines = {uuid: {"used_mib": 1, "total_mib": 24576}}
+context = {"unit": "gone.service", "control_group": group, "boot_id": m.boot_id(), "container": "x"}
+def sample():
+    return {"at": m.boottime(), "boot_id": m.boot_id(), "gpus": m.gpus(), "apps": m.apps(), "holders": m.holders(),
+            "unit": m.unit("gone.service"), "kernel": m.kernel_log(None), "processes": m.processes(group)}
+def judge():
+    samples = []
+    while len(samples) < 3:
+        samples.append(sample())
+    return readings.released(samples, [uuid], baselines, context, 0.1)
+while len(m.holders()["known"]["holders"]) < 2: time.sleep(0.05)
+m.stop("gone.service")
+while m.unit("gone.service")["known"]["ActiveState"] != "inactive": time.sleep(0.05)
+held = judge()
+m.kill_group(group)
+while m.processes(group)["known"]: time.sleep(0.05)
+answer = [held["verdict"], [one["class"] for one in held["holders"]], judge()]
+"""
+    verdict, owners, after = ask(lab_host, code)
+    assert (verdict, owners) == ("not-released", ["owned"])
+    assert after == {"verdict": "released", "reasons": [], "holders": []}
 
 
 def test_a_hung_nvidia_smi_does_not_pile_up(lab_host: SystemdHost) -> None:
