@@ -33,6 +33,13 @@ class StandIn:
     def problems(self, server: Server) -> list[tuple[str, str]]:
         return [("args.no.such", "no such flag")] if "no.such" in server.args else []
 
+    def warnings(self, server: Server) -> list[tuple[str, str]]:
+        return (
+            [("model_revision", "is not pinned")]
+            if server.model and not server.model_revision
+            else []
+        )
+
 
 ENGINES: Mapping[str, EngineRules] = {
     "sglang": StandIn("sglang", NoOptions),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -137,6 +138,8 @@ def _print(fleet: Fleet, snapshot: Snapshot) -> None:
     """Problems are talk, on standard error; that all is well is the result, on standard output."""
     from reconciler.views.problems import report
 
+    for warning in fleet.warnings:
+        typer.echo(f"warning: {warning}", err=True)
     if not fleet.problems:
         typer.echo(
             f"{snapshot.root}: {_count(len(fleet.servers), 'server')}, {_count(len(fleet.hosts), 'host')}: valid"
@@ -154,16 +157,8 @@ def _as_json(fleet: Fleet) -> dict[str, object]:
         "servers": [server.name for server in fleet.servers],
         "hosts": [host.name for host in fleet.hosts],
         "held": sorted(fleet.held),
-        "problems": [
-            {
-                "file": p.file,
-                "line": p.line,
-                "column": p.column,
-                "message": p.message,
-                "server": p.server,
-            }
-            for p in fleet.problems
-        ],
+        "problems": [asdict(problem) for problem in fleet.problems],
+        "warnings": [asdict(warning) for warning in fleet.warnings],
     }
 
 

@@ -11,7 +11,7 @@ read a server's absence as its removal only when the fleet is `complete` (S13).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -50,12 +50,14 @@ class Fleet:
     """What should run everywhere, and what is wrong with how it was written.
 
     `servers` may be acted on. `held` names those that may not: they are wrong themselves, stand in a file that
-    is wrong, lean on a profile or host that is, or clash with another.
+    is wrong, lean on a profile or host that is, or clash with another. `warnings` are the engines' remarks on
+    servers that may be acted on.
     """
 
     servers: tuple[Server, ...] = ()
     hosts: tuple[Host, ...] = ()
     problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     held: frozenset[str] = frozenset()
     places: Mapping[str, Place] = field(default_factory=dict)
 
@@ -312,6 +314,17 @@ class _Reading:
                     self._say(place_of(tree, finding), worded(finding), document)
                     self._held.add(name)
 
+    def _warnings(self, names: Iterable[str]) -> list[Problem]:
+        """Ask each server's engine what is accepted and still worth a look."""
+        found = []
+        for name in names:
+            server, tree = self._servers[name]
+            for path, message in self._engines[server.engine.name].warnings(server):
+                finding = Finding(split_path(_fields(tree), path), "warning", message)
+                place = place_of(tree, finding)
+                found.append(Problem(place.file, place.line, place.column, worded(finding), name))
+        return found
+
     def _check_profile(self, document: _Document) -> None:
         if _text(document.tree, "extends") in self._bad_profiles:
             self._held.add(document.name)
@@ -380,20 +393,22 @@ class _Reading:
             problems.setdefault(
                 (problem.file, problem.line, problem.column, problem.message), problem
             )
+        free = [name for name in sorted(self._servers) if name not in held]
         return Fleet(
-            servers=tuple(
-                self._servers[name][0] for name in sorted(self._servers) if name not in held
-            ),
+            servers=tuple(self._servers[name][0] for name in free),
+            warnings=tuple(sorted(self._warnings(free), key=_by_place)),
             hosts=tuple(self._hosts[name] for name in sorted(self._hosts)),
-            problems=tuple(
-                sorted(problems.values(), key=lambda p: (p.file, p.line, p.column, p.message))
-            ),
+            problems=tuple(sorted(problems.values(), key=_by_place)),
             held=frozenset(name for name in held if name in names and name),
             places={
                 name: Place(document.file, document.tree.line, document.tree.column)
                 for name, document in sorted(self._documents["Server"].items())
             },
         )
+
+
+def _by_place(problem: Problem) -> tuple[str, int, int, str]:
+    return (problem.file, problem.line, problem.column, problem.message)
 
 
 # -- trees -----------------------------------------------------------------------------------------------

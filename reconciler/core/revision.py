@@ -31,7 +31,7 @@ class EffectClass(IntEnum):
     """The whole rollout."""
 
 
-_CLASSES: Final = {
+EFFECT_CLASSES: Final = {
     "timeouts.stop": EffectClass.RELOAD,
     "timeouts": EffectClass.CONTROLLER,
     "gate": EffectClass.CONTROLLER,
@@ -48,8 +48,8 @@ _NOT_CONTENT: Final = ("host", "state")
 def effect_class(path: str) -> EffectClass:
     """Say what a change of the field at a dotted path needs."""
     while path:
-        if path in _CLASSES:
-            return _CLASSES[path]
+        if path in EFFECT_CLASSES:
+            return EFFECT_CLASSES[path]
         path = path.rpartition(".")[0]
     return EffectClass.RESTART
 
@@ -132,7 +132,9 @@ def _part(data: Mapping[str, Any], *, controller: bool, prefix: str = "") -> dic
         path = f"{prefix}{key}"
         if path in _NOT_CONTENT:
             continue
-        if isinstance(value, dict) and any(known.startswith(f"{path}.") for known in _CLASSES):
+        if isinstance(value, dict) and any(
+            known.startswith(f"{path}.") for known in EFFECT_CLASSES
+        ):
             inner = _part(value, controller=controller, prefix=f"{path}.")
             if inner:
                 part[key] = inner

@@ -79,6 +79,9 @@ class EngineRules(Protocol):
     def problems(self, server: Server) -> Sequence[tuple[str, str]]:
         """Judge how fields go together: (dotted path of the field, message) for each thing wrong."""
 
+    def warnings(self, server: Server) -> Sequence[tuple[str, str]]:
+        """Say what is accepted and still worth a look, in the same form."""
+
 
 # -- parts of a server -----------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
+from reconciler.core import spec
 from reconciler.core.spec import API_VERSION, RESULTS, EngineRules, Host, Server
 from reconciler.core.units_of_measure import duration_text, percentage_text
 
@@ -193,12 +194,27 @@ def _kind(*kinds: str) -> Schema:
 
 
 def _of(model: type[BaseModel]) -> tuple[Schema, Schema]:
-    schema = _tidy(model.model_json_schema())
+    raw = model.model_json_schema()
+    for name, part in [(model.__name__, raw), *raw.get("$defs", {}).items()]:
+        _add_words(part, model if part is raw else getattr(spec, name, model))
+    schema = _tidy(raw)
     defs = schema.pop("$defs", {})
     for name, part in defs.items():
         if name not in _ATOMS:
             part.pop("required", None)
     return schema, defs
+
+
+def _add_words(part: Schema, model: type) -> None:
+    """Give each field its own title and description: pydantic leaves out what the field's model says too."""
+    fields = model.model_fields if issubclass(model, BaseModel) else {}
+    for name, field in fields.items():
+        if name in part.get("properties", {}):
+            words = {"title": field.title, "description": field.description}
+            part["properties"][name] = {
+                **{key: word for key, word in words.items() if word},
+                **part["properties"][name],
+            }
 
 
 def _tidy(node: Any) -> Any:

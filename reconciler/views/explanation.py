@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from reconciler.core.grammar import nearest
-from reconciler.core.revision import EffectClass, effect_class
+from reconciler.core.revision import EFFECT_CLASSES, EffectClass, effect_class
 
 Schema = Mapping[str, Any]
 
 KINDS: Final = ("Server", "Host", "Profile")
+
+_HEAD: Final = frozenset({"apiVersion", "kind", "name", "extends"})
 
 _EFFECT: Final = {
     EffectClass.CONTROLLER: "A change needs nothing on the host; the next pass uses it.",
@@ -60,18 +62,19 @@ def explain(schema: Schema, field: str) -> str:
 
 def _explained(schema: Schema, kind: str, path: list[str], field: str) -> str:
     node: Schema = schema["$defs"][kind]
+    named = kind
     for part in path:
         children = _children(schema, node)
         inner = children.get(part) or _by_pattern(schema, node, part)
-        if inner is None:
+        if not inner:
             if _is_free(schema, node):
-                break
+                break  # The key is somebody else's word; what can be said is said of the map.
             raise NoSuchFieldError(field, nearest(part, children))
-        node = inner
-    return "\n".join(_page(schema, node, kind, path))
+        node, named = inner, part
+    return "\n".join(_page(schema, node, kind, path, named))
 
 
-def _page(schema: Schema, node: Schema, kind: str, path: list[str]) -> Iterator[str]:
+def _page(schema: Schema, node: Schema, kind: str, path: list[str], named: str) -> Iterator[str]:
     title = ".".join(path) or kind
     yield f"{title}  ({_type_words(schema, node)})" if path else kind
     yield ""
@@ -79,9 +82,9 @@ def _page(schema: Schema, node: Schema, kind: str, path: list[str]) -> Iterator[
     if "default" in node:
         yield f"  Default: {_json(node['default'])}"
     for example in node.get("examples", ())[:3]:
-        yield f"  Example: {path[-1] if path else kind}: {_json(example)}"
-    if path and kind != "Host":
-        yield f"  {_EFFECT[effect_class('.'.join(path))]}"
+        yield f"  Example: {named}: {_json(example)}"
+    if path and kind != "Host" and path[0] not in _HEAD:
+        yield f"  {_effect('.'.join(path))}"
     children = _children(schema, node)
     if children:
         yield ""
@@ -89,6 +92,13 @@ def _page(schema: Schema, node: Schema, kind: str, path: list[str]) -> Iterator[
         width = max(len(name) for name in children)
         for name, child in children.items():
             yield f"  {name:<{width}}  {_described(schema, child)}"
+
+
+def _effect(path: str) -> str:
+    """Say what a change costs; a map whose fields differ says that."""
+    if any(known.startswith(f"{path}.") for known in EFFECT_CLASSES):
+        return "What a change needs differs by field."
+    return _EFFECT[effect_class(path)]
 
 
 def _described(schema: Schema, node: Schema) -> str:

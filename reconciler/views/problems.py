@@ -23,7 +23,9 @@ _SECRET_KEY: Final = re.compile(
 _SECRET_VALUE: Final = re.compile(
     r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|eyJ|nvapi-)[\w.-]{4,}"
 )
-_ABOUT_SECRET: Final = re.compile(r"^[^:]*(?:key|token|secret|passw|credential)", re.IGNORECASE)
+_ABOUT_SECRET: Final = re.compile(
+    r"`[^`]*(?:key|token|secret|passw|credential)[^`]*`:", re.IGNORECASE
+)
 
 
 def report(problems: Iterable[Problem], files: Mapping[str, bytes]) -> str:
