@@ -155,7 +155,7 @@ def test_any_environment_reads_back_as_it_went_in(environment: dict[str, str]) -
     unit = made(environment=environment)
     found = environment_of(parse_unit(server_unit(unit)))
     assert found == {**environment, "RECONCILER_SERVER": "qwen", "SPT_NOENV": "1"}
-    assert unit_environment(unit) == tuple(sorted(f"{k}={v}" for k, v in found.items()))
+    assert unit_environment(unit) == tuple(f"{k}={v}" for k, v in sorted(found.items()))
 
 
 @given(st.lists(TEXT | HARD, max_size=8), st.dictionaries(NAME, HARD, max_size=3))
@@ -310,3 +310,10 @@ def test_a_unit_with_two_commands_has_no_one_argv() -> None:
     """A unit that starts several commands is not read as one server."""
     with pytest.raises(UnitTextError, match="2 ExecStart"):
         argv_of(parse_unit("[Service]\nExecStart=/bin/a\nExecStart=/bin/b\n"))
+
+
+def test_text_that_ends_inside_a_line_is_read_to_its_end() -> None:
+    """A last line that announces another is still a line, and an assignment without a name is none."""
+    assert argv_of(parse_unit("[Service]\nExecStart=/bin/a b \\")) == ("/bin/a", "b")
+    with pytest.raises(UnitTextError, match="sets no variable"):
+        environment_of(parse_unit("[Service]\nEnvironment=1A=x\n"))

@@ -22,6 +22,7 @@ from reconciler.engines.base import (
     health_answer,
     json_object,
     metric_sum,
+    models_answer,
     redacted,
     secrets_env_path,
     secrets_yaml_path,
@@ -196,3 +197,21 @@ def test_secrets_have_their_places() -> None:
     assert secrets_env_path("q") == "/var/lib/reconciler/q/secrets.env"
     assert secrets_yaml_path("q") == "/var/lib/reconciler/q/secrets.yaml"
     assert credential_path("q.service", "k") == "/run/credentials/q.service/k"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (200, b'{"data":[{"id":"qwen"}]}', Ready),
+        (200, b'{"data":[{"id":"other"},7]}', Wrong),
+        (200, b'{"data":[]}', Wrong),
+        (200, b"<html>", Wrong),
+        (404, b"", Wrong),
+        (401, b"", Wrong),
+        (503, b"", NotYet),
+        (None, b"", NotYet),
+    ],
+)
+def test_a_list_of_models_tells_who_answers(status: int | None, body: bytes, kind: type) -> None:
+    """The expected model is in it, or it is another server; no answer is none."""
+    assert isinstance(models_answer(served(), status, body), kind)

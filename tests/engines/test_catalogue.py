@@ -298,3 +298,30 @@ def test_a_file_of_another_shape_is_no_catalogue(data: bytes) -> None:
     """A broken catalogue is one clear error."""
     with pytest.raises(ValueError):
         read_catalogue(data)
+
+
+def test_rare_forms_of_values_are_judged() -> None:
+    """A bare optional value, nothing at all, a map inside a list: taken, refused, refused."""
+    assert wrong_value(SGLANG.flags["--model-checksum"], True) is None
+    assert (
+        wrong_value(SGLANG.flags["--model-checksum"], False) == "takes a value, not true or false"
+    )
+    assert wrong_value(SGLANG.flags["--numa-node"], None) == "has no value"
+    assert wrong_value(SGLANG.flags["--numa-node"], [{}]) == "takes text or a number"
+    assert words(SGLANG.flags["--preferred-sampling-params"], '{"a":1}')[1] == '{"a":1}'
+
+
+def test_dotted_json_is_read_as_far_as_it_goes() -> None:
+    """Nested keys, text that is no JSON, a key without a value, and one inside what is no map."""
+    read = read_words(
+        VLLM,
+        ["--compilation-config.pass-config.fuse", "true", "--compilation-config.mode", "x[", "--compilation-config.last"],
+        underscores=True,
+    )  # fmt: skip
+    assert read.values == {
+        "--compilation-config": {"pass_config": {"fuse": True}, "mode": "x[", "last": True}
+    }
+    read = read_words(
+        VLLM, ["--kv-transfer-config", "[1]", "--kv-transfer-config.a.b", "1"], underscores=True
+    )
+    assert read.values == {"--kv-transfer-config": [1]}

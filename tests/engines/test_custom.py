@@ -134,3 +134,13 @@ def test_the_count_is_asked_where_the_spec_says() -> None:
     assert asked is not None
     assert asked.path == "/load"
     assert custom.warnings(server()) == []
+
+
+def test_options_of_another_engine_are_a_bug() -> None:
+    """The spec language always hands an engine its own options; anything else stops here."""
+    other = server().model_copy(
+        update={"engine": server().engine.model_copy(update={"options": None})}
+    )
+    with pytest.raises(TypeError, match="NoneType"):
+        custom.render(other, [])
+    assert isinstance(custom.identity_ok(server(), 404, b""), Wrong)

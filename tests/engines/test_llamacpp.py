@@ -246,3 +246,17 @@ def test_what_only_the_host_can_check_is_said() -> None:
     """A spec with flags of its own is told that they are checked on the host."""
     assert llamacpp.warnings(server()) == []
     assert "on the host" in llamacpp.warnings(server(args={"ctx-size": 1}))[0][1]
+
+
+def test_maps_become_json_in_both_forms() -> None:
+    """A map is JSON for whichever parser reads it."""
+    for runtime, flag in ((BINARY, "--chat-template-kwargs"), (PYTHON, "--chat_template_kwargs")):
+        argv = llamacpp.render(
+            server(runtime=runtime, args={"chat-template-kwargs": {"b": 1, "a": 2}}), []
+        ).argv
+        assert argv[argv.index(flag) + 1] == '{"a":2,"b":1}'
+
+
+def test_the_models_tell_who_answers() -> None:
+    """A model without an alias is named by its path."""
+    assert llamacpp.identity_ok(server(), 200, b'{"data":[{"id":"/srv/smol.gguf"}]}') == Ready()
