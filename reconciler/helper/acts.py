@@ -798,7 +798,7 @@ def commit_revision(act: Act) -> Dict[str, Any]:
     return {"applied": dict(applied, version=RECORD_VERSION)}
 
 
-def arm_again(act: Act, unit: str, keep_trial: bool = False) -> None:
+def arm_again(act: Act, unit: str, *, keep_trial: bool = False) -> None:
     """Take away what a rollout keeps in force in systemd: trial, disarming drop-in and flag."""
     changes = act.changes
     trial = f"{TRIAL}/{unit}"
@@ -809,7 +809,7 @@ def arm_again(act: Act, unit: str, keep_trial: bool = False) -> None:
     changes.reload()
 
 
-def drop_rollout(act: Act, keep_intent: bool = False) -> None:
+def drop_rollout(act: Act, *, keep_intent: bool = False) -> None:
     """Take away the records of a rollout that has ended; the deadline last, so that a cut is looked after."""
     for name in ("intent", "snapshot", "revert", "deadline"):
         if name != "intent" or not keep_intent:

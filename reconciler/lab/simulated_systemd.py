@@ -338,6 +338,10 @@ class Systemd:
             unit.loaded = unit.loaded if self.enabled(name) else self.load(name)
         if unit.loaded.state != "loaded":
             raise OSError(f"Failed to start {name}: Unit {name} is {unit.loaded.state}.")
+        guard = f"reconciler-guard@{name.removesuffix('.service')}.service"
+        template = f"{PERMANENT}/reconciler-guard@.service"
+        if guard in unit.loaded.requires and template not in self.host.files.data:
+            raise OSError(f"Failed to start {name}: Unit {guard} not found.")
         if unit.active == "active" or (unit.active == "activating" and unit.main is not None):
             return
         if unit.job == "start":
@@ -772,7 +776,7 @@ def _fields(config: Loaded) -> dict[str, Any]:
 
 def _port_of(argv: list[str]) -> int | None:
     for flag, value in itertools.pairwise(argv):
-        if flag in ("--port", "-p") and value.isdigit():
+        if flag in ("--port", "-p", "--serve") and value.isdigit():
             return int(value)
     return None
 

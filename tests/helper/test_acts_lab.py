@@ -42,7 +42,8 @@ class LabController:
                 ["/usr/bin/python3", "-I", "-S", helper_path(build.digest())], line
             )
         match = re.search(r"@@reconciler-begin ([0-9a-f]+) \d+\n(.*)\n@@reconciler-end", str(out))
-        assert match and match.group(1) == request["nonce"], out
+        assert match is not None, out
+        assert match.group(1) == request["nonce"], out
         answer: dict[str, Any] = json.loads(match.group(2))
         self.boot_id, self.boottime, self.heard = (
             answer["boot_id"],

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import base64
 import json
-import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -112,16 +112,19 @@ def test_a_program_that_was_cut_does_nothing() -> None:
         assert b"@@reconciler" not in ran.stdout
 
 
-def test_the_installed_program_answers_request_after_request(tmp_path: os.PathLike[str]) -> None:
+def test_the_installed_program_answers_request_after_request(tmp_path: Path) -> None:
     """A kept channel sends one JSON request a line and gets a framed answer to each, until its end."""
-    path = f"{os.fspath(tmp_path)}/helper.py"
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(build.program())
+    path = tmp_path / "helper.py"
+    path.write_text(build.program(), encoding="utf-8")
     lines = (
         json.dumps(OBSERVE).encode() + b"\n" + b"not json\n" + json.dumps(OBSERVE).encode() + b"\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-I", "-S", path], input=lines, capture_output=True, timeout=60, check=True
+        [sys.executable, "-I", "-S", str(path)],
+        input=lines,
+        capture_output=True,
+        timeout=60,
+        check=True,
     )
     assert ran.stdout.count(b"@@reconciler-begin") == 3
     assert ran.stdout.count(b'"reason":"BadRequest"') == 1
