@@ -177,7 +177,8 @@ class SimulatedMachine:
         with self._effect("append", path):
             self._writable(path)
             files = self.host.files
-            files.put(path, files.data.get(path, b"") + line)
+            ended = line if line.endswith(b"\n") else line + b"\n"
+            files.put(path, files.data.get(path, b"") + ended)
 
     def remove(self, path: str) -> None:
         """See `Machine`."""
@@ -406,8 +407,10 @@ class SimulatedMachine:
     def signal(self, pid: int, start_ticks: int, number: int) -> str:
         """See `Machine`."""
         process = self.host.processes.get(pid)
-        if process is None or process.start_ticks != start_ticks:
+        if process is None:
             return "gone"
+        if process.start_ticks != start_ticks:
+            return "refused: another process has this number now"
         with self._effect("signal", str(pid)):
             self.systemd.deliver(process, number, "helper")
         return "sent"
