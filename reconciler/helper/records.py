@@ -33,6 +33,7 @@ GPU_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 USER_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 CONFIG_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+CANONICAL = json.JSONEncoder(ensure_ascii=True, sort_keys=True, separators=(",", ":"))
 TEXT_CAP = 512 * 1024  # A unit is some kilobytes; this only bounds what a mistake can write.
 
 
@@ -116,13 +117,13 @@ def sha256_of(data: bytes) -> str:
 
 def encoded(value: Any) -> bytes:
     """Return one line of canonical ASCII JSON."""
-    return json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":")).encode()
+    return CANONICAL.encode(value).encode()
 
 
 def decoded(data: bytes, path: str) -> Dict[str, Any]:
     """Return the record in `data`; an unreadable or newer one is a refusal, never an empty record."""
     try:
-        record = json.loads(data)
+        record = json.loads(data.decode())
     except ValueError as error:
         raise Refused("RecordUnreadable", f"{path} is not JSON: {error}") from error
     if not isinstance(record, dict):
