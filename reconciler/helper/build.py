@@ -30,6 +30,7 @@ PARTS = (
     "observe",
     "guard",
     "enrol",
+    "install",
     "acts",
     "revert",
     "main",
