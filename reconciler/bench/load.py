@@ -25,7 +25,7 @@ from reconciler.bench.answer import Answer, AnswerError
 from reconciler.bench.load_plan import Api, Endpoint, LoadPlan, Progress, request_body
 from reconciler.bench.stream import Request, read_stream
 from reconciler.bench.summary import Collected, Record, summarise
-from reconciler.core.gate import RunResult
+from reconciler.core.measurement import RunResult
 
 _PATHS: Mapping[Api, str] = {
     "completions": "/v1/completions",

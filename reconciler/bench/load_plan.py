@@ -17,15 +17,16 @@ Api = Literal["completions", "chat", "generate"]
 class Endpoint:
     """Where the server listens, and how it is spoken to.
 
-    `engine` is the engine's name in the spec; it decides what more than OpenAI's fields is asked, and
-    where acceptance is read. `server` holds facts about server and host that a baseline must share to be
-    compared with (GPU model, driver, power limit): they become part of the fingerprint.
+    `model` is the name that requests carry; None leaves it to a server that has only one. `engine` is the
+    engine's name in the spec; it decides what more than OpenAI's fields is asked, and where acceptance is
+    read. `server` holds facts about server and host that a baseline must share to be compared with (GPU
+    model, driver, power limit): they become part of the fingerprint.
     """
 
     host: str
     port: int
     api: Api
-    model: str
+    model: str | None
     bearer: str | None = field(default=None, repr=False)
     engine: str = "custom"
     tunnelled: bool = False
@@ -118,7 +119,7 @@ def request_body(
             },
         }
     body: dict[str, Any] = {
-        "model": endpoint.model,
+        **({"model": endpoint.model} if endpoint.model is not None else {}),
         "max_tokens": plan.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

@@ -17,7 +17,7 @@ from reconciler.bench.degeneracy import GARBAGE, all_alike, text_fault
 from reconciler.bench.load import collect
 from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress, Prompt, Sampling
 from reconciler.bench.summary import outcomes, summarise
-from reconciler.core.gate import Answer, QualityResult
+from reconciler.core.measurement import Answer, QualityResult
 
 _MAX_TOKENS = 64
 _STREAMS = 4

@@ -18,18 +18,8 @@ from typing import TYPE_CHECKING
 from reconciler.bench import load, quality
 from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress
 from reconciler.bench.workloads import GREEDY_WARNING, SAMPLING, prompt_set, warm_up_set
-from reconciler.core.gate import (
-    MAX_ROUNDS,
-    MIN_ROUNDS,
-    Baseline,
-    QualityResult,
-    Reason,
-    ReasonCode,
-    RunResult,
-    Verdict,
-    VerdictKind,
-    judge,
-)
+from reconciler.core.gate import MAX_ROUNDS, MIN_ROUNDS, Reason, Verdict, VerdictKind, judge
+from reconciler.core.measurement import Baseline, QualityResult, ReasonCode, RunResult
 
 if TYPE_CHECKING:
     from reconciler.core.spec import Gate, GateRun

@@ -561,7 +561,7 @@ def _speculation(notes: _Notes, tokens: int | None) -> dict[str, Any]:
     drafted = _count(notes.spec, "spec_num_proposed_drafts")
     accepted = _count(notes.spec, "spec_num_correct_drafts")
     length = notes.spec.get("spec_accept_length")
-    if not notes.spec and _count(notes.timings, "draft_n"):
+    if not notes.spec and _count(notes.timings, "draft_n") is not None:
         drafted = _count(notes.timings, "draft_n")
         accepted = _count(notes.timings, "draft_n_accepted") or 0
         made = tokens or _count(notes.timings, "predicted_n")

@@ -15,7 +15,7 @@ from typing import Any
 from reconciler.bench.degeneracy import GARBAGE, TextFault, all_alike, text_fault
 from reconciler.bench.load_plan import Endpoint, LoadPlan, digest_of
 from reconciler.bench.stream import Reading, Request, read_stream
-from reconciler.core.gate import Distribution, ReasonCode, RunResult
+from reconciler.core.measurement import Distribution, ReasonCode, RunResult
 
 # A change of how we measure must not be mistaken for a change of the server.
 CLIENT_VERSION = "1"

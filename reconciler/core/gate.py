@@ -1,4 +1,4 @@
-"""What a measurement is, and what a gate says about it. Pure.
+"""What a gate says about a measured server. Pure.
 
 `judge` turns the rounds measured so far, the spec's gate, the rounds stored with the last applied
 revision and the quality answers into a `Verdict`. The order is: is the measurement valid, is the error
@@ -9,23 +9,31 @@ Three rules stand above the statistics. What the infrastructure did (tunnel down
 a verdict about a revision. A measuring client that was itself too slow can prove that a server is fast
 enough, never that it is too slow. A fail is definite: callers stop at the first one.
 
-`bench/load.py` makes the results, `bench/rounds.py` runs the rounds, `core/rollout.py` acts on verdicts.
+`core/measurement.py` has the results, `bench/rounds.py` runs the rounds, `core/rollout.py` acts on verdicts.
 Only the standard library at run time, so that it can travel to a host with the client.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from reconciler.core.measurement import (
+    FORMAT_VERSION,
+    Baseline,
+    Distribution,
+    QualityResult,
+    ReasonCode,
+    RunResult,
+    short,
+)
+from reconciler.core.significance import binomial_at_most, mean_of, student_t, variance
 
 if TYPE_CHECKING:
     from reconciler.core.spec import Gate, GateRun, Limit
-
-FORMAT_VERSION = "1.0"
 
 # Fewer rounds say nothing about the spread between rounds; more do not change a close call enough to
 # be worth the outage (bench-gate.md section 3, the simulated table).
@@ -63,268 +71,6 @@ class VerdictKind(StrEnum):
     ERROR = "error"
 
 
-class ReasonCode(StrEnum):
-    """Why a verdict is what it is; stable words for output and records."""
-
-    ERROR_BUDGET = "ErrorBudgetExceeded"
-    LIMIT_MISSED = "LimitMissed"
-    SLOWER = "SlowerThanBaseline"
-    DEGENERATE = "DegenerateOutput"
-    QUALITY_WORSE = "QualityWorse"
-    CLIENT_BOTTLENECK = "ClientBottleneck"
-    NO_USAGE = "NoUsage"
-    NOT_MEASURED = "NotMeasured"
-    TOO_FEW_ROUNDS = "TooFewRounds"
-    UNDECIDED = "Undecided"
-    NOT_COMPARABLE = "BaselineNotComparable"
-    UNREACHABLE = "ServerUnreachable"
-    REFUSED = "RequestRefused"
-    UNAUTHORIZED = "Unauthorized"
-    WRONG_MODEL = "WrongModel"
-    DEADLINE = "GateDeadline"
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """Values of one quantity, sorted; thinned to evenly spaced ranks when there were very many.
-
-    `count` and `mean` are those of all values, before thinning. Values have six significant digits, more
-    than any measurement here, so that what is stored and read back is the same.
-    """
-
-    values: tuple[float, ...] = ()
-    count: int = 0
-    mean: float | None = None
-
-    @classmethod
-    def of(cls, values: Iterable[float], *, keep: int = 1000) -> Distribution:
-        """Sort, and keep at most `keep` evenly spaced order statistics (the ends always)."""
-        ranked = sorted(values)
-        if not ranked:
-            return cls()
-        mean = math.fsum(ranked) / len(ranked)
-        count = len(ranked)
-        if count > keep:
-            ranked = [ranked[round(i * (count - 1) / (keep - 1))] for i in range(keep)]
-        return cls(tuple(_digits(v) for v in ranked), count, _digits(mean))
-
-    def percentile(self, share: float) -> float | None:
-        """Give the value below which `share` (0 to 1) of the values lie, linearly interpolated."""
-        if not self.values:
-            return None
-        place = share * (len(self.values) - 1)
-        low = math.floor(place)
-        high = min(low + 1, len(self.values) - 1)
-        return self.values[low] + (self.values[high] - self.values[low]) * (place - low)
-
-    @property
-    def p50(self) -> float | None:
-        """Give the median."""
-        return self.percentile(0.5)
-
-    def to_json(self) -> dict[str, Any]:
-        """Give percentiles for readers and the values for later comparisons."""
-        marks = {f"p{p}": _short(self.percentile(p / 100)) for p in (50, 90, 95, 99)}
-        return {"count": self.count, "mean": self.mean, **marks, "values": list(self.values)}
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Distribution:
-        """Read what `to_json` wrote."""
-        mean = stored.get("mean")
-        values = tuple(float(v) for v in stored.get("values", ()))
-        return cls(values, int(stored["count"]), None if mean is None else float(mean))
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What one round of one run measured. Times are in seconds unless the name says otherwise.
-
-    t0 is when the request's bytes were written. A token event holds text, reasoning or a tool call.
-
-    - `ttft`: t0 to the first token event of any channel, one value per successful request.
-    - `ttfv_ms`: t0 to the first visible content.
-    - `decode_tps`: per request, (tokens - tokens in the first token event) / (last - first token event).
-      Tokens are the server's usage; a request without it has no value here.
-    - `output_tps`: tokens of all streams per second of the steady window: from the moment the last of
-      the streams has its first token, to the moment the first of them has nothing more to do. Where
-      there was no such window it is `out_tok_s_wall`, which is never more; `output_tps_window_s` is 0.
-    - `out_tok_s_wall`: all tokens / the time from the first request to the last token event.
-    - `e2e`: t0 to the last token event.
-    - `event_gap`: time between token events of one stream. An event may hold several tokens, so this is
-      no time per token; `tokens_per_event` says how many.
-    - `queue_ms`: what the client itself waited (for a connection) before t0; in no latency.
-    - `error_rate`: failed / sent.
-    - `accept_length`, `accept_rate`: tokens per verify pass, accepted / drafted; `accept_source` says
-      where from.
-    - `cached_prompt_share`: prompt tokens that the server took from its prefix cache.
-    - `client_cpu_share`, `client_loop_lag_p99_ms`: how busy and how late the measuring client was.
-    - `infrastructure`: set when this is no measurement at all, with the reason.
-    """
-
-    run: str
-    round: int
-    workload: str
-    concurrency: int
-    max_tokens: int
-    sent: int = 0
-    completed: int = 0
-    failures: Mapping[str, int] = field(default_factory=dict)
-    failure_examples: tuple[str, ...] = ()
-    duration_s: float = 0.0
-    ttft: Distribution = Distribution()
-    ttfv_ms: Distribution = Distribution()
-    decode_tps: Distribution = Distribution()
-    e2e: Distribution = Distribution()
-    event_gap: Distribution = Distribution()
-    queue_ms: Distribution = Distribution()
-    output_tokens: Distribution = Distribution()
-    prompt_tokens: Distribution = Distribution()
-    tokens_per_event: float | None = None
-    output_tps: float | None = None
-    output_tps_window_s: float = 0.0
-    out_tok_s_wall: float | None = None
-    accept_length: float | None = None
-    accept_rate: float | None = None
-    accept_source: str = ""
-    cached_prompt_share: float | None = None
-    without_usage: int = 0
-    garbage: int = 0
-    looping: int = 0
-    warnings: Mapping[str, int] = field(default_factory=dict)
-    retried: int = 0
-    client: str = ""
-    client_cpu_share: float = 0.0
-    client_loop_lag_p99_ms: float = 0.0
-    tunnelled: bool = False
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
-    infrastructure: ReasonCode | None = None
-    infrastructure_message: str = ""
-
-    @property
-    def failed(self) -> int:
-        """Count the requests that were sent and did not succeed."""
-        return self.sent - self.completed
-
-    @property
-    def error_rate(self) -> float:
-        """Give failed / sent; 0 when nothing was sent."""
-        return self.failed / self.sent if self.sent else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Give one JSON object, with `format_version`."""
-        told: dict[str, Any] = {"format_version": FORMAT_VERSION}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, Distribution):
-                value = value.to_json()
-            elif isinstance(value, Mapping):
-                value = dict(sorted(value.items()))
-            elif isinstance(value, tuple):
-                value = list(value)
-            told[item.name] = _short(value) if isinstance(value, float) else value
-        return told | {"failed": self.failed, "error_rate": _short(self.error_rate)}
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> RunResult:
-        """Read what `to_json` wrote, or a later minor version of it (unknown keys are ignored)."""
-        _check_version(stored)
-        known = {}
-        for item in fields(cls):
-            if item.name not in stored:
-                continue
-            value = stored[item.name]
-            if item.type == "Distribution":
-                value = Distribution.from_json(value)
-            elif isinstance(value, list):
-                value = tuple(value)
-            known[item.name] = value
-        if known.get("infrastructure") is not None:
-            known["infrastructure"] = ReasonCode(known["infrastructure"])
-        return cls(**known)
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One quality prompt: whether its answer was right, and what was strange about the text."""
-
-    prompt: str
-    right: bool
-    fault: str = ""
-    text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class QualityResult:
-    """The answers to the quality prompts."""
-
-    answers: tuple[Answer, ...]
-    garbage: int
-    infrastructure: ReasonCode | None = None
-    infrastructure_message: str = ""
-
-    @property
-    def asked(self) -> int:
-        """Count the prompts."""
-        return len(self.answers)
-
-    @property
-    def passed(self) -> int:
-        """Count the right answers."""
-        return sum(answer.right for answer in self.answers)
-
-    def to_json(self) -> dict[str, Any]:
-        """Give one JSON object; texts are kept, since a person will want to read them."""
-        answers = [
-            {"prompt": a.prompt, "right": a.right, "fault": a.fault, "text": a.text}
-            for a in self.answers
-        ]
-        return {
-            "passed": self.passed,
-            "asked": self.asked,
-            "garbage": self.garbage,
-            "answers": answers,
-        }
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> QualityResult:
-        """Read what `to_json` wrote."""
-        keys = ("prompt", "right", "fault", "text")
-        answers = tuple(Answer(**{k: a[k] for k in keys}) for a in stored["answers"])
-        return cls(answers, int(stored["garbage"]))
-
-
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """The measurement stored with the last applied revision, which later gates compare with."""
-
-    revision: str
-    results: tuple[RunResult, ...]
-    quality: QualityResult | None = None
-
-    def rounds_of(self, run: str) -> tuple[RunResult, ...]:
-        """Give the stored rounds of one run that were measurements."""
-        return tuple(r for r in self.results if r.run == run and r.infrastructure is None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Give one JSON object, with `format_version`."""
-        return {
-            "format_version": FORMAT_VERSION,
-            "revision": self.revision,
-            "results": [result.to_json() for result in self.results],
-            "quality": self.quality.to_json() if self.quality else None,
-        }
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Baseline:
-        """Read what `to_json` wrote, or a later minor version of it."""
-        _check_version(stored)
-        results = tuple(RunResult.from_json(r) for r in stored["results"])
-        quality = stored.get("quality")
-        return cls(
-            stored["revision"], results, QualityResult.from_json(quality) if quality else None
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Reason:
     """One reason of a verdict: a stable code and a sentence with numbers."""
@@ -353,8 +99,8 @@ class Row:
         return {
             "run": self.run,
             "key": self.key,
-            "measured": _short(self.measured),
-            "bound": _short(self.bound),
+            "measured": short(self.measured),
+            "bound": short(self.bound),
             "verdict": self.verdict.value,
             "reason": self.reason.code.value if self.reason else None,
             "message": self.reason.message if self.reason else "",
@@ -683,7 +429,7 @@ def _central_row(run: GateRun, limit: Limit, rounds: Sequence[RunResult]) -> Row
 
 
 def _half_width(values: Sequence[float], mean: float) -> float:
-    spread = max(math.sqrt(_variance(values)), MIN_ROUND_SPREAD * abs(mean))
+    spread = max(math.sqrt(variance(values)), MIN_ROUND_SPREAD * abs(mean))
     return student_t(1 - ALPHA, len(values) - 1) * spread / math.sqrt(len(values))
 
 
@@ -773,7 +519,7 @@ def _not_comparable(rounds: Sequence[RunResult], base: Sequence[RunResult]) -> s
     new, old = lengths[0].p50, lengths[1].p50
     if new and old and abs(new / old - 1) > COMPARABLE_LENGTH and _differ(*lengths):
         return f"answers were {old:g} tokens long (median), are {new:g}"
-    cached = [_mean(r.cached_prompt_share or 0.0 for r in group) for group in (rounds, base)]
+    cached = [mean_of(r.cached_prompt_share or 0.0 for r in group) for group in (rounds, base)]
     if abs(cached[0] - cached[1]) > COMPARABLE_CACHED_SHARE:
         return f"{cached[1]:.0%} of the prompts came from the prefix cache, now {cached[0]:.0%}"
     return ""
@@ -781,8 +527,8 @@ def _not_comparable(rounds: Sequence[RunResult], base: Sequence[RunResult]) -> s
 
 def _differ(a: Distribution, b: Distribution) -> bool:
     """Say whether two samples differ by more than their size explains (three standard errors)."""
-    error = _variance(a.values) / len(a.values) + _variance(b.values) / len(b.values)
-    return abs(_mean(a.values) - _mean(b.values)) > 3 * math.sqrt(error)
+    error = variance(a.values) / len(a.values) + variance(b.values) / len(b.values)
+    return abs(mean_of(a.values) - mean_of(b.values)) > 3 * math.sqrt(error)
 
 
 def _compared(
@@ -802,24 +548,24 @@ def _compared(
     if len(new) < len(rounds) or not old:
         return None, f"{rounds[0].run}: {name} was not measured in both, so not compared"
     sign = -1 if name == "ttft" else 1
-    gain = sign * (_mean(new) - _mean(old))
+    gain = sign * (mean_of(new) - mean_of(old))
     # A loss of all of it is no margin that a logarithm knows.
     bound = math.log(max(1 - margin, 1e-3)) if sign > 0 else -math.log(1 + margin)
-    measured = math.exp(_mean(new) - _mean(old))
+    measured = math.exp(mean_of(new) - mean_of(old))
     key = f"{name}_against_baseline"
     limit = math.exp(sign * bound)
     if len(new) < MIN_ROUNDS:
         return Row(rounds[0].run, key, measured, limit, VerdictKind.INCONCLUSIVE, open=True), ""
     error, freedom = _standard_error(new, old)
     message = (
-        f"{rounds[0].run}: {name} is {math.exp(_mean(new)):.4g}, the last applied revision had "
-        f"{math.exp(_mean(old)):.4g} ({measured - 1:+.1%}, allowed {limit - 1:+.1%})"
+        f"{rounds[0].run}: {name} is {math.exp(mean_of(new)):.4g}, the last applied revision had "
+        f"{math.exp(mean_of(old)):.4g} ({measured - 1:+.1%}, allowed {limit - 1:+.1%})"
     )
     if gain - student_t(1 - LOOK_ALPHA, freedom) * error > bound:
         note = _implausible(name, measured, message) if sign > 0 else ""
         return Row(rounds[0].run, key, measured, limit, VerdictKind.PASS), note
     granted = [math.log(v) for r in rounds if (v := _central(name, _lag_granted(r)))]
-    best = sign * (_mean(granted) - _mean(old)) if len(granted) == len(new) else gain
+    best = sign * (mean_of(granted) - mean_of(old)) if len(granted) == len(new) else gain
     sure = best + student_t(1 - LOOK_ALPHA / comparisons, freedom) * error < bound
     if sure and not _client_trouble(rounds):
         reason = Reason(ReasonCode.SLOWER, message)
@@ -842,96 +588,13 @@ def _standard_error(new: Sequence[float], old: Sequence[float]) -> tuple[float, 
     Both deployments also carry the luck of their restart, which no number of rounds averages out.
     """
     freedom = len(new) + len(old) - 2
-    pooled = ((len(new) - 1) * _variance(new) + (len(old) - 1) * _variance(old)) / freedom
+    pooled = ((len(new) - 1) * variance(new) + (len(old) - 1) * variance(old)) / freedom
     pooled = max(pooled, MIN_ROUND_SPREAD**2)
     return math.sqrt(pooled * (1 / len(new) + 1 / len(old)) + 2 * DEPLOY_SPREAD**2), freedom
 
 
-# --- statistics --------------------------------------------------------------------------------------
-
-
-def binomial_at_most(count: int, draws: int, share: float) -> float:
-    """Give the probability of at most `count` hits in `draws` when each is one with chance `share`."""
-    if count < 0:
-        return 0.0
-    if count >= draws or share <= 0:
-        return 1.0
-    if share >= 1:
-        return 0.0
-    log_hit, log_miss = math.log(share), math.log1p(-share)
-    whole = math.lgamma(draws + 1)
-    terms = (
-        math.exp(
-            whole
-            - math.lgamma(k + 1)
-            - math.lgamma(draws - k + 1)
-            + k * log_hit
-            + (draws - k) * log_miss
-        )
-        for k in range(count + 1)
-    )
-    return min(1.0, math.fsum(terms))
-
-
-@lru_cache(maxsize=1024)
-def student_t(level: float, freedom: int) -> float:
-    """Give the one-sided quantile of Student's t (level above one half), by bisection of its integral."""
-    low, high = 0.0, 1e4
-    for _ in range(100):
-        middle = (low + high) / 2
-        tail = 0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / (freedom + middle * middle))
-        low, high = (middle, high) if 1 - tail < level else (low, middle)
-    return high
-
-
-def _incomplete_beta(a: float, b: float, x: float) -> float:
-    """Give the regularised incomplete beta function, by its continued fraction (Lentz's method)."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _incomplete_beta(b, a, 1 - x)
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
-    tiny = 1e-300
-    c, d = 1.0, 1 / max(1 - (a + b) * x / (a + 1), tiny)
-    fraction = d
-    for m in range(1, 300):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 / (1 + term * d or tiny)
-            c = 1 + term / c or tiny
-            fraction *= c * d
-        if abs(c * d - 1) < 1e-14:
-            break
-    return front * fraction / a
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return math.fsum(listed) / len(listed)
-
-
-def _variance(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    mean = _mean(values)
-    return math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)
-
-
 def _pooled(parts: Iterable[Distribution]) -> Distribution:
     return Distribution.of(v for part in parts for v in part.values)
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.6g}")
-
-
-def _short(value: float | None) -> float | None:
-    """Round for storage."""
-    return None if value is None else _digits(value)
 
 
 def _number(value: float | None) -> str:
@@ -940,9 +603,3 @@ def _number(value: float | None) -> str:
 
 def _rounds(count: int) -> str:
     return "1 round" if count == 1 else f"{count} rounds"
-
-
-def _check_version(stored: Mapping[str, Any]) -> None:
-    major = str(stored.get("format_version", "")).partition(".")[0]
-    if major != FORMAT_VERSION.partition(".")[0]:
-        raise ValueError(f"a measurement of format {major!r} cannot be read by this version")

@@ -29,7 +29,7 @@ from model_server import (
 from reconciler.bench import load
 from reconciler.bench.load import measure
 from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress, Prompt, Sampling
-from reconciler.core.gate import ReasonCode, RunResult
+from reconciler.core.measurement import ReasonCode, RunResult
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "sse-streams"
 PROMPTS = (Prompt("a", "Sing of rivers"), Prompt("b", "Speak of hills and of dales"))

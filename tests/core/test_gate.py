@@ -7,23 +7,21 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
-from reconciler.core.gate import (
+from reconciler.core.gate import Verdict, VerdictKind, judge
+from reconciler.core.measurement import (
     Answer,
     Baseline,
     Distribution,
     QualityResult,
     ReasonCode,
     RunResult,
-    Verdict,
-    VerdictKind,
-    binomial_at_most,
-    judge,
-    student_t,
 )
+from reconciler.core.significance import binomial_at_most, student_t
 from reconciler.core.spec import Gate
 
 
@@ -393,9 +391,14 @@ def test_simulated_gates_end_as_designed(
     truth: float, spread: float, kind: VerdictKind, least: float, most: float
 ) -> None:
     """Over 300 simulated gates the shares of passes and fails are those of the design's table."""
-    draw = random.Random(f"{truth} {spread}")
-    ends = [_gate_of_simulated_rounds(draw, truth, spread)[0] for _ in range(300)]
+    ends = _ends(truth, spread)
     assert least <= sum(end is kind for end in ends) / len(ends) <= most
+
+
+@cache
+def _ends(truth: float, spread: float) -> list[VerdictKind]:
+    draw = random.Random(f"{truth} {spread}")
+    return [_gate_of_simulated_rounds(draw, truth, spread)[0] for _ in range(300)]
 
 
 # --- storage and statistics ------------------------------------------------------------------------

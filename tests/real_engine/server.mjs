@@ -165,6 +165,7 @@ async function generate(response, { chat, body, promptTokens, maxTokens }) {
   const before = { ...sequence.tokenPredictions }
   try {
     await sequence.clearHistory()
+    sequence.tokenPredictor?.updateInputTokens(promptTokens)
     const drawn = { temperature: body.temperature ?? 1, topP: body.top_p ?? 1, seed: body.seed, yieldEogToken: true }
     for await (const token of sequence.evaluate(promptTokens, drawn)) {
       if (!tokens) first = performance.now()
