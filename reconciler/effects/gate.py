@@ -10,7 +10,8 @@ from reconciler.bench.load_plan import Api, Endpoint
 from reconciler.bench.rounds import GateOutcome, run_gate
 from reconciler.core.desired import Target
 from reconciler.core.errors import HostUnreachableError, OutcomeUnknownError
-from reconciler.core.gate import Baseline, VerdictKind
+from reconciler.core.gate import VerdictKind
+from reconciler.core.measurement import Baseline
 from reconciler.core.revision import restored
 from reconciler.core.spec import Server
 from reconciler.effects.ports import GateReport, HostPort, Request
