@@ -79,7 +79,7 @@ class Member:
     unit: str
     new: Target | None
     old: Target | None
-    budgets: Budgets = Budgets()
+    budgets: Budgets
     on_failure: str = "rollback"
     on_inconclusive: str = "ask"
     gated: bool = False

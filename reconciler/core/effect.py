@@ -219,7 +219,7 @@ def deadline_s(effect: Effect) -> float:
         case Measure(deadline_s=limit):
             return limit
         case CheckFlags():
-            return 130.0
+            return 260.0  # An engine imports torch for its help, and may be asked twice (`--help=all`).
         case Look() | Start():
             return 40.0
         case Probe() | PollLoad():

@@ -233,7 +233,7 @@ def join_layers(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str,
     (its pid, group and marks there) stands in for it, so that a signal is sent where the identity was read.
     Everyone else stays as the outer layer saw them: foreign, unless known housekeeping.
     """
-    joined = dict(inner)
+    joined = {**inner, "joined": True}
     for section in ("gpus", "apps", "kernel", "containers_with_gpus"):
         joined[section] = outer.get(section, {"unknown": "the outer layer did not say"})
     inside = {
@@ -261,7 +261,8 @@ def _seen_from_inside(
     namespaces = holder.get("nspid") or [holder.get("pid")]
     match = inside.get((namespaces[-1], holder.get("start_ticks"))) if len(namespaces) > 1 else None
     if match is None:
-        return {**holder, "layer": "outer"}
+        # Marked, so that a unit of the outer machine with the same name as ours is never taken for ours.
+        return {**holder, "cgroup": f"outer:{holder.get('cgroup')}", "layer": "outer"}
     devices = {key: holder[key] for key in ("minors", "devices", "via") if key in holder}
     return {**match, **devices, "layer": "inner", "outer_pid": holder.get("pid")}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reconciler.core.attempt import Member, Sample
-from reconciler.core.live import LiveHost
+from reconciler.core.live import Known, LiveHost
 from reconciler.helper import readings
 
 GRACE_S = 3.0
@@ -39,7 +39,7 @@ class Verdict:
 def sample_of(live: LiveHost, at: float) -> Sample:
     """Keep of an observation what release is judged by."""
     raw = live.raw
-    units = {name: server.get("unit") for name, server in (raw.get("servers") or {}).items()}
+    servers = (raw.get("servers") or {}).items()
     return Sample(
         at,
         {
@@ -48,7 +48,8 @@ def sample_of(live: LiveHost, at: float) -> Sample:
             "apps": raw.get("apps"),
             "holders": raw.get("holders"),
             "kernel": raw.get("kernel"),
-            "units": units,
+            "units": {name: server.get("unit") for name, server in servers},
+            "processes": {name: server.get("processes") for name, server in servers},
         },
     )
 
@@ -58,7 +59,7 @@ def judge(samples: Sequence[Sample], member: Member, live: LiveHost, settle_s: f
     server = live.server(member.server)
     context = ownership_context(member.server, member.unit, server.context, live)
     verdict = readings.released(
-        [{**s.raw, "unit": s.raw["units"].get(member.server)} for s in samples],
+        [_of_server(s, member.server) for s in samples],
         list(member.gpus),
         live.baselines,
         context,
@@ -66,7 +67,7 @@ def judge(samples: Sequence[Sample], member: Member, live: LiveHost, settle_s: f
     )
     owned, others = [], []
     for holder in verdict["holders"]:
-        match holder.get("cls"):
+        match holder.get("class"):
             case "owned":
                 owned.append((int(holder["pid"]), int(holder["start_ticks"])))
             case "infra":
@@ -76,6 +77,12 @@ def judge(samples: Sequence[Sample], member: Member, live: LiveHost, settle_s: f
     return Verdict(str(verdict["verdict"]), tuple(verdict["reasons"]), tuple(owned), tuple(others))
 
 
+def _of_server(sample: Sample, server: str) -> dict[str, Any]:
+    """Give a sample as the judgement takes it: of one server's unit."""
+    raw = sample.raw
+    return {**raw, "unit": raw["units"].get(server), "processes": raw["processes"].get(server)}
+
+
 def ownership_context(
     server: str, unit: str, context: Mapping[str, Any], live: LiveHost
 ) -> dict[str, Any]:
@@ -83,6 +90,7 @@ def ownership_context(
     unit_state = context.get("unit") or {}
     bindings = context.get("bindings") or {}
     apps = live.raw.get("apps") or {}
+    container = live.identity.value.container if isinstance(live.identity, Known) else "unknown"
     host = (live.raw.get("host") or {}).get("known") or {}
     return {
         "server": server,
@@ -93,6 +101,8 @@ def ownership_context(
         "uid": bindings.get("uid"),
         "gid": bindings.get("gid"),
         "boot_id": live.boot_id,
+        "host_mount_ns": live.raw.get("host_mount_ns"),
+        "container": None if live.raw.get("joined") else container,
         "protect": host.get("protect") or [],
         "apps_pids": [a.get("pid") for a in apps.get("known") or ()],
     }

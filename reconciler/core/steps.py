@@ -424,7 +424,7 @@ def start(state: Attempt, reply: Reply) -> Move:
         reason = Reason.GUARD_REFUSED if reply.reason == "GuardRefused" else Reason.START_REFUSED
         return Fail(state, reason, reply.message)
     if not isinstance(reply, Observed):
-        if isinstance(reply, Acted | Load) or state.resumed or state.leg is not Leg.FORWARD:
+        if state.tries or state.resumed or state.leg is not Leg.FORWARD:
             return look(state)
         return Do(Start(member.server, member.unit, member.previous), replace(state, tries=1))
     _, found, waited = here(state, reply)
@@ -469,7 +469,9 @@ def _how_it_ended(found: LiveServer) -> str:
         return "its unit cannot be read"
     unit = found.unit.value
     lines = found.journal.value if isinstance(found.journal, Known) else ()
-    lines = tuple(text for text in lines if text.strip() and not text.startswith(f"{found.unit_name}: "))
+    lines = tuple(
+        text for text in lines if text.strip() and not text.startswith(f"{found.unit_name}: ")
+    )
     how = {1: "exited with status", 2: "was killed by signal", 3: "dumped core on signal"}.get(
         unit.exec_main_code
     )

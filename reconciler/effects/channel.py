@@ -151,15 +151,16 @@ class HelperChannel:
         fresh = self._session is None
         if self._session is None:
             self._session = self.transport.open(installed_command(self.installed, sudo=self.sudo))
+        session = self._session
         line = json.dumps(wire(request, nonce), separators=(",", ":")).encode() + b"\n"
         try:
-            self._session.send(line)
-            return self._receive(self._session, nonce, deadline_s)
+            session.send(line)
+            return self._receive(session, nonce, deadline_s)
         except HostUnreachableError:
             self.close()
             raise
         except OutcomeUnknownError as error:
-            said = _last_line(self._session.stderr_tail()) if self._session is not None else ""
+            said = _last_line(session.stderr_tail())
             self.close()
             if fresh and (refusal := _start_refusal(said)):
                 raise CommandFailedError(self.host, refusal) from error

@@ -21,6 +21,16 @@ ENROL_DEADLINE_S = 120.0
 """The upload of some 250 kB, a daemon-reload, and the driver's first initialisation of every GPU."""
 
 
+EVERYTHING: Mapping[str, Any] = {
+    "servers": [],
+    "kernel_cursor": None,
+    "paths": [],
+    "users": [],
+    "gpus": True,
+}
+"""What is asked of a host that is not known yet: all but servers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Enrolled:
     """What enrolment did: the pin to keep, the baselines learned (MiB by UUID), and what a person should know."""
@@ -120,9 +130,8 @@ def enrol(
 def _installed_already(inner: HelperChannel) -> Answer | None:
     """Ask the helper that a person has installed for us, by the sudoers line; None when there is none of this version."""
     channel = HelperChannel(inner.host, inner.transport, sudo=inner.sudo, installed=build.digest())
-    args = {"servers": [], "kernel_cursor": None, "paths": [], "users": [], "gpus": True}
     try:
-        answer = channel.call(Request("observe", args), deadline_s=60.0)
+        answer = channel.call(Request("observe", EVERYTHING), deadline_s=60.0)
     except (CommandFailedError, OutcomeUnknownError):
         return None
     finally:
@@ -134,9 +143,8 @@ def _installed_already(inner: HelperChannel) -> Answer | None:
 
 
 def _observe(channel: HelperChannel) -> LiveHost:
-    args = {"servers": [], "kernel_cursor": None, "paths": [], "users": [], "gpus": True}
     bare = HelperChannel(channel.host, channel.transport)
-    answer = bare.call(Request("observe", args), deadline_s=60.0)
+    answer = bare.call(Request("observe", EVERYTHING), deadline_s=60.0)
     if answer.outcome != "done":
         raise CommandFailedError(
             channel.host, f"the host would not be observed: {answer.message or answer.reason}"

@@ -82,6 +82,8 @@ class Behaviour:
     generation_status: int = 200
     speeds: Mapping[str, float] = field(default_factory=dict)
     """What a gate measures: names as in specs (`decode_tps`, `output_tps`, `ttft_p95`, ...)."""
+    http: tuple[str, ...] = ()
+    """Options of the real stand-in server (`scripts/fakegpu-hold`) that answers for it in a rehearsal."""
 
 
 class Process:
@@ -174,6 +176,7 @@ class Gpu:
     uuid: str
     index: int
     total_mib: int
+    bus_id: str = ""
     baseline_mib: int = 4
     leak_mib: int = 0
     lag_s: float = 0.0
@@ -375,6 +378,8 @@ class Host:
     def power_off(self) -> None:
         """End everything that lives in memory, and begin another boot."""
         self.generation += 1
+        for process in self.processes.values():
+            process.alive = False  # What was to happen to it later looks for this.
         self.processes.clear()
         for gpu in self.gpus:
             gpu.lagging.clear()
@@ -396,14 +401,14 @@ class Host:
     # -- what runs --------------------------------------------------------------------------------
 
     def behave(self, words: str, behaviour: Behaviour) -> None:
-        """Say how servers behave whose argv, joined by blanks, contains `words`. The last said wins."""
+        """Say how servers behave whose argv, joined by blanks, or unit text contains `words`. The last said wins."""
         self.behaviours.append((words, behaviour))
 
-    def behaviour_of(self, argv: list[str]) -> Behaviour:
-        """Return how a server with this argv behaves."""
+    def behaviour_of(self, argv: list[str], unit_text: bytes = b"") -> Behaviour:
+        """Return how a server with this argv, started by this unit, behaves."""
         line = " ".join(argv)
         for words, behaviour in reversed(self.behaviours):
-            if words in line:
+            if words in line or words.encode() in unit_text:
                 return behaviour
         return Behaviour()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -126,7 +126,7 @@ def history_lines(server: str, history: Sequence[Mapping[str, Any]]) -> list[str
         return [f"no rollout of {safe(server)} is recorded on its host"]
     lines = []
     for entry in history:
-        at = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(float(entry.get("at") or 0)))
+        at = datetime.fromtimestamp(float(entry.get("at") or 0), tz=UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         outage = entry.get("outage_s")
         down = f", out for {outage:.1f} s" if isinstance(outage, int | float) else ""
         took = entry.get("took_s")
