@@ -10,9 +10,11 @@ read a server's absence as its removal only when the fleet is `complete` (S13).
 
 from __future__ import annotations
 
+import gc
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from reconciler.core import yaml_text
@@ -89,17 +91,33 @@ def load_fleet(
         unread: What the source found and would not read; the fleet is not complete then.
     """
     reading = _Reading(engines, policy, root.rstrip("/") + "/" if root else "")
-    reading.problems.extend(unread)
-    for file in sorted(files):
-        reading.read(file, files[file])
-    if reading.is_empty and not reading.problems:
-        message = "no specs found; nothing is planned, and nothing is removed"
-        reading.problems.append(Problem(root or "specs", 0, 0, message))
-    reading.judge_profiles()
-    reading.judge_hosts()
-    reading.judge_servers()
-    reading.judge_claims()
-    return reading.fleet()
+    with _no_collections():
+        reading.problems.extend(unread)
+        for file in sorted(files):
+            reading.read(file, files[file])
+        if reading.is_empty and not reading.problems:
+            message = "no specs found; nothing is planned, and nothing is removed"
+            reading.problems.append(Problem(root or "specs", 0, 0, message))
+        reading.judge_profiles()
+        reading.judge_hosts()
+        reading.judge_servers()
+        reading.judge_claims()
+        return reading.fleet()
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep the cycle collector from walking a growing million of nodes again and again (a third of the time).
+
+    Nothing here makes cycles; what is no longer needed goes by its count.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +129,27 @@ class _Document:
     @property
     def file(self) -> str:
         return self.tree.file
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """One thing of a host that a server needs for itself; equal `kind` and `key` are one thing."""
+
+    kind: str
+    key: str
+    shown: str
+    loc: Loc
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadServer:
+    """A server that is right by itself."""
+
+    server: Server
+    host_place: Place
+    claims: tuple[_Claim, ...]
+    warnings: tuple[Problem, ...]
 
 
 class _Reading:
@@ -129,8 +168,9 @@ class _Reading:
         self._clashing: set[str] = set()
         self._bases: dict[str, Tree | None] = {}
         self._bad_profiles: set[str] = set()
+        self._bad_hosts: set[str] = set()
         self._hosts: dict[str, Host] = {}
-        self._servers: dict[str, tuple[Server, Tree]] = {}
+        self._servers: dict[str, _ReadServer] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -166,10 +206,12 @@ class _Reading:
         known = self._documents[document.kind]
         earlier = known.setdefault(document.name, document)
         if earlier is not document:
-            first = f"{earlier.file}:{earlier.tree.entries['name'][1].line}"
+            first = f"{earlier.file}:{earlier.tree.line}"
             message = f"another {document.kind} has the name `{document.name}`: {first}"
             self._say(tree.entries["name"][1], message, document)
             self._doubt(document)
+        elif document.kind == "Server" and "extends" not in tree.entries:
+            self._judge_server(document)
 
     def _head_is_right(self, document: _Document) -> bool:
         """Check apiVersion, kind and name, without which nothing else can be said."""
@@ -206,9 +248,7 @@ class _Reading:
             case "Profile":
                 self._bad_profiles.add(document.name)
             case "Host":
-                self._hosts.pop(document.name, None)
-                self._documents["Host"][document.name] = document
-                self._bad_files.add(document.file)
+                self._bad_hosts.add(document.name)
             case _:
                 self._held.add(document.name)
 
@@ -218,7 +258,7 @@ class _Reading:
             self._say(place_of(tree, finding), worded(finding), document)
         if findings:
             self._bad_files.add(document.file)
-            self._held.add(document.name)
+            self._doubt(document)
 
     # -- profiles
 
@@ -295,48 +335,56 @@ class _Reading:
             self._hosts[name] = host
 
     def judge_servers(self) -> None:
-        """Merge and read every server, and find its host."""
-        for name, document in self._documents["Server"].items():
-            tree = self._with_base(document)
-            if tree is None:
-                self._held.add(name)
-                continue
-            server, findings = read_server(_fields(tree), self._engines)
-            self._report(document, tree, findings)
-            self._check_profile(document)
-            if server is None:
-                continue
-            self._servers[name] = (server, tree)
-            self._check_host(document, server, tree)
-            if self._policy:
-                for path, message in self._policy.refusals(server, self._below_root(document)):
-                    finding = Finding(split_path(_fields(tree), path), "policy", message)
-                    self._say(place_of(tree, finding), worded(finding), document)
-                    self._held.add(name)
+        """Merge and read every server that was not read on sight, and find each one's host."""
+        for document in list(self._documents["Server"].values()):
+            if "extends" in document.tree.entries:
+                self._judge_server(document)
+        for name, read in self._servers.items():
+            self._check_host(self._documents["Server"][name], read)
 
-    def _warnings(self, names: Iterable[str]) -> list[Problem]:
-        """Ask each server's engine what is accepted and still worth a look."""
-        found = []
-        for name in names:
-            server, tree = self._servers[name]
-            for path, message in self._engines[server.engine.name].warnings(server):
-                finding = Finding(split_path(_fields(tree), path), "warning", message)
-                place = place_of(tree, finding)
-                found.append(Problem(place.file, place.line, place.column, worded(finding), name))
-        return found
-
-    def _check_profile(self, document: _Document) -> None:
-        if _text(document.tree, "extends") in self._bad_profiles:
+    def _judge_server(self, document: _Document) -> None:
+        tree = self._with_base(document)
+        if tree is None or _text(document.tree, "extends") in self._bad_profiles:
             self._held.add(document.name)
-
-    def _check_host(self, document: _Document, server: Server, tree: Tree) -> None:
-        if server.host in self._hosts:
+        if tree is None:
             return
-        self._held.add(server.name)
-        if server.host not in self._documents["Host"]:
-            hint = nearest(server.host, self._hosts)
-            place = place_of(tree, Finding(("host",), "host", ""))
-            self._say(place, f"`host`: there is no host `{server.host}`{hint}", document)
+        server, findings = read_server(_fields(tree), self._engines)
+        self._report(document, tree, findings)
+        if server is None:
+            return
+        self._check_policy(document, server, tree)
+        host_place = place_of(tree, Finding(("host",), "host", ""))
+        self._servers[document.name] = _ReadServer(
+            server, host_place, _claims(server, tree), self._warnings(server, tree)
+        )
+        # A large fleet's trees take more room than all else; from here on only places are asked for.
+        empty = Tree({}, document.file, document.tree.line, document.tree.column)
+        self._documents["Server"][document.name] = replace(document, tree=empty)
+
+    def _warnings(self, server: Server, tree: Tree) -> tuple[Problem, ...]:
+        """Ask the engine what is accepted and still worth a look."""
+        found = []
+        for path, message in self._engines[server.engine.name].warnings(server):
+            finding = Finding(split_path(_fields(tree), path), "warning", message)
+            at, text = place_of(tree, finding), worded(finding)
+            found.append(Problem(at.file, at.line, at.column, text, server.name))
+        return tuple(found)
+
+    def _check_policy(self, document: _Document, server: Server, tree: Tree) -> None:
+        refused = self._policy.refusals(server, self._below_root(document)) if self._policy else []
+        for path, message in refused:
+            finding = Finding(split_path(_fields(tree), path), "policy", message)
+            self._say(place_of(tree, finding), worded(finding), document)
+            self._held.add(server.name)
+
+    def _check_host(self, document: _Document, read: _ReadServer) -> None:
+        host = read.server.host
+        if host in self._hosts:
+            return
+        self._held.add(document.name)
+        if host not in self._documents["Host"]:
+            message = f"`host`: there is no host `{host}`{nearest(host, self._hosts)}"
+            self._say(read.host_place, message, document)
 
     def _below_root(self, document: _Document) -> str:
         return document.file.removeprefix(self._root)
@@ -345,49 +393,46 @@ class _Reading:
 
     def judge_claims(self) -> None:
         """Find what two servers of one host claim both: a GPU, a port, a unit."""
-        claims: dict[tuple[str, str, str], str] = {}
+        first_by_claim: dict[tuple[str, str, str], str] = {}
         for name in sorted(self._servers, key=self._order):
-            server, tree = self._servers[name]
-            for what, key, loc in _claims(server):
-                first = claims.setdefault((server.host, what.split(" ")[0], key), name)
+            read = self._servers[name]
+            for claim in read.claims:
+                key = (read.server.host, claim.kind, claim.key)
+                first = first_by_claim.setdefault(key, name)
                 if first != name:
-                    self._clash(name, first, what, tree, loc)
+                    self._clash(name, first, claim)
 
     def _order(self, name: str) -> tuple[str, int, str]:
         tree = self._documents["Server"][name].tree
         return (tree.file, tree.line, name)
 
-    def _clash(self, name: str, first: str, what: str, tree: Tree, loc: Loc) -> None:
+    def _clash(self, name: str, first: str, claim: _Claim) -> None:
         document, other = self._documents["Server"][name], self._documents["Server"][first]
-        server = self._servers[name][0]
-        place = place_of(tree, Finding(loc, "claim", ""))
-        message = (
-            f"`{path_text(loc)}`: {what} of host `{server.host}` is claimed by server `{first}` too"
-        )
-        self._say(place, f"{message} ({other.file}:{other.tree.line})", document)
-        sound = [n for n in (name, first) if not self._is_held(n)]
+        what = f"{claim.kind} {claim.shown} of host `{self._servers[name].server.host}`"
+        where = f"{other.file}:{other.tree.line}"
+        message = f"`{path_text(claim.loc)}`: {what} is claimed by server `{first}` too ({where})"
+        self._say(claim.place, message, document)
         # Beside a server that is held for another reason the other may go on: only it claims anything now.
-        self._clashing.update(sound if len(sound) == 2 else ())
+        if not self._is_held(name) and not self._is_held(first):
+            self._clashing.update((name, first))
 
     def _is_held(self, name: str) -> bool:
-        return name in self._held or self._documents["Server"][name].file in self._bad_files
+        """Say whether a server is held by itself, its file or its host; clashes apart."""
+        if name in self._held or self._documents["Server"][name].file in self._bad_files:
+            return True
+        read = self._servers.get(name)
+        host = self._documents["Host"].get(read.server.host) if read else None
+        return host is not None and (host.name in self._bad_hosts or host.file in self._bad_files)
 
     # -- the end
 
     def fleet(self) -> Fleet:
         """Put the result together, sorted."""
-        held = self._held | self._clashing
-        for name, document in self._documents["Server"].items():
-            host = (
-                self._documents["Host"].get(self._servers[name][0].host)
-                if name in self._servers
-                else None
-            )
-            if document.file in self._bad_files or (
-                host is not None and host.file in self._bad_files
-            ):
-                held.add(name)
-        names = {*self._documents["Server"], *held} - set(self._documents["Host"])
+        held = (
+            self._held
+            | self._clashing
+            | {name for name in self._documents["Server"] if self._is_held(name)}
+        )
         problems: dict[tuple[Any, ...], Problem] = {}
         for problem in self.problems:
             problems.setdefault(
@@ -395,11 +440,13 @@ class _Reading:
             )
         free = [name for name in sorted(self._servers) if name not in held]
         return Fleet(
-            servers=tuple(self._servers[name][0] for name in free),
-            warnings=tuple(sorted(self._warnings(free), key=_by_place)),
+            servers=tuple(self._servers[name].server for name in free),
+            warnings=tuple(
+                sorted((w for name in free for w in self._servers[name].warnings), key=_by_place)
+            ),
             hosts=tuple(self._hosts[name] for name in sorted(self._hosts)),
             problems=tuple(sorted(problems.values(), key=_by_place)),
-            held=frozenset(name for name in held if name in names and name),
+            held=frozenset(held - {""}),
             places={
                 name: Place(document.file, document.tree.line, document.tree.column)
                 for name, document in sorted(self._documents["Server"].items())
@@ -506,10 +553,14 @@ def worded(finding: Finding) -> str:
     return f"`{path_text(finding.loc)}`: {finding.message}"
 
 
-def _claims(server: Server) -> list[tuple[str, str, Loc]]:
-    """List what one server needs for itself: (what, key, field). Stopped, it needs only its unit."""
-    claims: list[tuple[str, str, Loc]] = [(f"unit `{server.unit}`", server.unit, ("unit",))]
+def _claims(server: Server, tree: Tree) -> tuple[_Claim, ...]:
+    """List what a server needs for itself. Stopped, it needs only its unit."""
+    port, unit = str(server.listen.port), server.unit
+    claims: list[tuple[str, str, str, Loc]] = [("unit", unit, f"`{unit}`", ("unit",))]
     if server.state == "running":
-        claims += [(f"GPU {gpu}", gpu_key(gpu), ("gpus", i)) for i, gpu in enumerate(server.gpus)]
-        claims.append((f"port {server.listen.port}", str(server.listen.port), ("listen", "port")))
-    return claims
+        claims += [("GPU", gpu_key(g), str(g), ("gpus", i)) for i, g in enumerate(server.gpus)]
+        claims.append(("port", port, port, ("listen", "port")))
+    return tuple(
+        _Claim(kind, key, shown, loc, place_of(tree, Finding(loc, "claim", "")))
+        for kind, key, shown, loc in claims
+    )

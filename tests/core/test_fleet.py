@@ -171,10 +171,10 @@ def test_what_a_source_could_not_read_makes_the_fleet_incomplete() -> None:
 def test_two_documents_with_one_name_are_both_held() -> None:
     """Neither is the right one."""
     fleet = load({"h.yaml": HOST, "a.yaml": server("a"), "b.yaml": server("a", port=1, gpu=1)})
-    assert messages(fleet) == ["b.yaml:3:7: another Server has the name `a`: a.yaml:3"]
+    assert messages(fleet) == ["b.yaml:3:7: another Server has the name `a`: a.yaml:1"]
     assert (names(fleet), fleet.held) == ([], {"a"})
     fleet = load({"h.yaml": HOST, "i.yaml": HOST, "a.yaml": server("a")})
-    assert messages(fleet) == ["i.yaml:3:7: another Host has the name `llm-two`: h.yaml:3"]
+    assert messages(fleet) == ["i.yaml:3:7: another Host has the name `llm-two`: h.yaml:1"]
     assert fleet.held == {"a"}
 
 
