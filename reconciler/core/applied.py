@@ -41,12 +41,17 @@ class Attempted(StoredRecord):
 
 
 class Rejected(StoredRecord):
-    """A revision that failed here; not tried again until it changes or a person says `retry`."""
+    """A revision that failed here; not tried again until it changes or a person says `retry`.
+
+    `definite` is false where the host went back by itself: its controller was gone, which is no evidence about the
+    revision (S22), so it may be tried again.
+    """
 
     revision: str
     reason: str = ""
     sentence: str = ""
     at: float = 0.0
+    definite: bool = True
 
 
 class Intent(StoredRecord):

@@ -136,6 +136,7 @@ class Attempt:
     resumed: bool = False
     reboots: int = 0
     tries: int = 0
+    asked: bool = False
     trouble_since: float | None = None
     held: bool = False
     samples: tuple[Sample, ...] = ()

@@ -197,6 +197,13 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class Learn:
+    """Record what the server's idle GPUs use, for those that have no baseline yet; the host checks that they are idle."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
 class Settle:
     """End a rollout without a commit: "stopped" (stays down) or "left" (runs on as it is)."""
 
@@ -205,7 +212,7 @@ class Settle:
     what: str
 
 
-Mutation = Record | Disarm | Stop | Signal | Install | Remove | Start | Commit | Settle
+Mutation = Record | Disarm | Stop | Signal | Learn | Install | Remove | Start | Commit | Settle
 Effect = Claim | GiveBack | Look | CheckFlags | PollLoad | Probe | Measure | Wait | Done | Mutation
 
 

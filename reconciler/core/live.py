@@ -193,6 +193,11 @@ class LiveHost:
         """Give one server that was asked for."""
         return self.servers[name]
 
+    def has_baseline(self, uuid: str) -> bool:
+        """Say whether the idle use of a card is known for the driver that runs now."""
+        driver = _known_or(self.raw.get("gpus"), {}).get("driver")
+        return self.baselines.get(uuid, {}).get("driver") == driver
+
     @property
     def boot_id(self) -> str:
         """Give the boot id of the layer that runs the units, empty when unknown."""

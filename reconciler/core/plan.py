@@ -274,9 +274,20 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
             reason=refusal.reason,
             sentence=refusal.sentence,
         )
-    rejected = next((r for r in records.rejected if r.revision == target.revision), None)
+    rejected = next(
+        (r for r in records.rejected if r.revision == target.revision and r.definite), None
+    )
     if rejected is not None and not allow.retry and base.applied != target.revision:
         sentence = f"this revision failed here before ({rejected.reason}: {rejected.sentence}); change it, or `reconcile retry {base.wish.server}`"
+        if base.old is not None and {d.what for d in base.drift} & {
+            "down",
+            "looping",
+            "unit-missing",
+            "unverified",
+        }:
+            # The wish is refused, but the last good revision is still owed (L2).
+            back = _same_revision(base)
+            return replace(back, sentence=f"{sentence}; the last good revision: {back.sentence}")
         return replace(
             base,
             action=Action.BLOCKED,

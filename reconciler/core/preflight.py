@@ -180,6 +180,7 @@ def _records(found: LiveServer) -> Iterator[Refusal]:
 
 
 def _gpus(member: Member, live: LiveHost) -> Iterator[Refusal]:
+    # A card without an idle baseline is no refusal: it is learned once its server is down (`steps._baseline_wanted`).
     if not member.gpus:
         return
     if isinstance(live.gpus, Unknown):
@@ -194,12 +195,6 @@ def _gpus(member: Member, live: LiveHost) -> Iterator[Refusal]:
                 "gpu-memory",
                 f"{uuid} does not tell how much of its memory is used",
                 Reason.QUARANTINED,
-            )
-        elif uuid not in live.baselines:
-            yield Refusal(
-                "baseline",
-                f"{uuid} has no idle baseline: run `reconcile enrol` while it is idle",
-                Reason.NOT_ENROLLED,
             )
 
 

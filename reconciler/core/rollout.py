@@ -79,13 +79,13 @@ def step(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
         case Lost():
             return _lost(state, reply)
         case Turned(reason=reason) if reason in FENCED_OFF:
-            return _advance(state.with_member(fence=None), Waited(reply.now))
+            return _advance(replace(state, asked=False).with_member(fence=None), Waited(reply.now))
         case Turned(reason="OtherBoot"):
             return _rebooted(state, reply.now)
         case Turned(reason="LeaseHeld"):
             return _taken(state, reply.message)
         case Turned(reason=reason) if reason in FINE and state.tries < BUSY_TRIES:
-            return replace(state, tries=state.tries + 1), Wait(0.5, reply.message)
+            return replace(state, tries=state.tries + 1, asked=False), Wait(0.5, reply.message)
         case Claimed():
             return _claimed(state, reply)
         case Waited(stop=True) if state.leg is Leg.FORWARD and state.phase is not Phase.COMMIT:
@@ -143,7 +143,9 @@ def _step_of(phase: Phase) -> Step:
 def _next(state: Attempt, reply: Reply) -> tuple[Attempt, bool]:
     """Go to the next member in this step, or to the next step. Release takes all members at once."""
     if state.phase is not Phase.RELEASE and state.cursor + 1 < len(state.members):
-        return replace(state, cursor=state.cursor + 1, entered=reply.now, tries=0), False
+        return replace(
+            state, cursor=state.cursor + 1, entered=reply.now, tries=0, asked=False
+        ), False
     order = ORDER[state.leg]
     following = order[order.index(state.phase) + 1]
     spent = reply.now - (state.entered or reply.now)
@@ -153,6 +155,7 @@ def _next(state: Attempt, reply: Reply) -> tuple[Attempt, bool]:
         cursor=0,
         entered=reply.now,
         tries=0,
+        asked=False,
         resumed=False,
         timings=(*state.timings, (_key(state), round(spent, 3))),
     )
@@ -229,7 +232,7 @@ def _taken(state: Attempt, message: str) -> tuple[Attempt, Effect]:
 def _lost(state: Attempt, reply: Lost) -> tuple[Attempt, Effect]:
     if state.phase is Phase.PREFLIGHT:
         return _unreachable(state, Unreachable(reply.now, reply.message))
-    state = state.every_member(fence=None)
+    state = replace(state, asked=False).every_member(fence=None)
     return _unreachable(state, Unreachable(reply.now, reply.message))
 
 
@@ -330,7 +333,9 @@ def _turn(state: Attempt, leg: Leg, reply: Reply) -> tuple[Attempt, Effect]:
     """Begin another leg at its first step. A member with nothing good to return to ends down."""
     if leg is Leg.BACK and all(m.old is None for m in state.members):
         leg = Leg.DOWN
-    state = replace(state, leg=leg, phase=ORDER[leg][0], cursor=0, entered=reply.now, tries=0)
+    state = replace(
+        state, leg=leg, phase=ORDER[leg][0], cursor=0, entered=reply.now, tries=0, asked=False
+    )
     state = state.every_member(started="", evidence="", zeros=0)
     return _advance(state, Waited(reply.now))
 

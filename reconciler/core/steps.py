@@ -8,7 +8,7 @@ observation says. `rollout.py` owns the order of the steps, the lease, and what 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reconciler.core import release
@@ -21,6 +21,7 @@ from reconciler.core.effect import (
     Disarm,
     Effect,
     Install,
+    Learn,
     Load,
     Look,
     Measure,
@@ -243,14 +244,10 @@ def drain(state: Attempt, reply: Reply) -> Move:
     member = state.member
     if isinstance(reply, Observed):
         _, found, _ = here(state, reply)
-        if (
-            found.phase != "running"
-            or member.old is None
-            or member.old.is_original
-            or not member.old.spec
-        ):
+        asked = _drained_as(member)
+        if found.phase != "running" or asked is None:
             return Next(state)
-        return Do(PollLoad(member.server, member.old), state)
+        return Do(PollLoad(member.server, asked), state)
     if isinstance(reply, Load):
         waited = reply.now - (state.entered or reply.now)
         if reply.in_flight is None:
@@ -264,6 +261,17 @@ def drain(state: Attempt, reply: Reply) -> Move:
         pause = 0.2 if reply.in_flight == 0 else 1.0
         return wait(state, pause, f"{reply.in_flight} requests in flight")
     return look(state)
+
+
+def _drained_as(member: Member) -> Target | None:
+    """Give the revision whose engine knows how to count the old server's requests.
+
+    Of a unit that was here before us nothing is recorded; if the new one listens on the same port, its engine's question is
+    the best there is, and an answer that it cannot read counts as unknown.
+    """
+    if member.old is not None and member.old.spec:
+        return member.old
+    return member.new if member.old is not None else None
 
 
 # -- stop -------------------------------------------------------------------------------------------------
@@ -323,6 +331,8 @@ def release_gpus(state: Attempt, reply: Reply) -> Move:
     members = [m for m in state.members if not untouched(state, m, reply.live.server(m.server))]
     waited = reply.now - (state.entered or reply.now)
     state = replace(state, samples=(*state.samples[-20:], release.sample_of(reply.live, reply.now)))
+    if (learn := _baseline_wanted(members, reply.live, waited)) is not None:
+        return Do(learn, replace(state, samples=()))
     blocked: list[str] = []
     worst = "released"
     for member in members:
@@ -353,6 +363,23 @@ def release_gpus(state: Attempt, reply: Reply) -> Move:
     settle = min(m.budgets.settle_s for m in state.members)
     pause = max(0.05, settle / 4) if waited < 10 else 1.0
     return wait(state, pause, blocked[0] if blocked else "letting the GPUs settle")
+
+
+LEARN_AFTER_S = 3.0
+"""A card whose server has just ended goes on giving memory back for seconds; what it uses only then is its floor."""
+
+
+def _baseline_wanted(members: Sequence[Member], live: LiveHost, waited: float) -> Learn | None:
+    """Have the idle use of a card learned that was busy at enrolment, once its server is down.
+
+    The host learns only what nobody but housekeeping holds and what is small enough to be a floor; asked again each few
+    seconds until it has, or the release's limit ends the wait.
+    """
+    for member in members:
+        unlearned = [uuid for uuid in member.gpus if not live.has_baseline(uuid)]
+        if unlearned and waited >= LEARN_AFTER_S and int(waited * 2) % 4 == 0:
+            return Learn(member.server)
+    return None
 
 
 def _escalations(state: Attempt, member: Member) -> list[tuple[str, float]]:
@@ -424,9 +451,9 @@ def start(state: Attempt, reply: Reply) -> Move:
         reason = Reason.GUARD_REFUSED if reply.reason == "GuardRefused" else Reason.START_REFUSED
         return Fail(state, reason, reply.message)
     if not isinstance(reply, Observed):
-        if state.tries or state.resumed or state.leg is not Leg.FORWARD:
+        if state.asked or state.resumed or state.leg is not Leg.FORWARD:
             return look(state)
-        return Do(Start(member.server, member.unit, member.previous), replace(state, tries=1))
+        return Do(Start(member.server, member.unit, member.previous), replace(state, asked=True))
     _, found, waited = here(state, reply)
     if isinstance(found.unit, Unknown):
         return _patience(
@@ -448,8 +475,8 @@ def start(state: Attempt, reply: Reply) -> Move:
             _how_it_ended(found),
             rejects=_own_fault(found),
         )
-    if state.tries == 0 and unit.job == 0:
-        return Do(Start(member.server, member.unit, member.previous), replace(state, tries=1))
+    if not state.asked and unit.job == 0:
+        return Do(Start(member.server, member.unit, member.previous), replace(state, asked=True))
     refusal = found.known_records.guard_refusal if found.known_records else None
     if refusal and unit.phase in {"down", "not-found"} and unit.job == 0 and waited > 1.0:
         return Fail(

@@ -26,6 +26,7 @@ from reconciler.core.effect import (
     Fence,
     GiveBack,
     Install,
+    Learn,
     Load,
     Look,
     Lost,
@@ -396,6 +397,8 @@ def verb_of(effect: Mutation) -> tuple[str, dict[str, Any]]:
                 "gate": None if evidence.get("kind") == "smoke" else evidence,
                 "saved_sha": effect.saved_sha,
             }
+        case Learn():
+            return "learn", {}
         case Settle():
             return "settle", {"unit": effect.unit, "what": effect.what}
 
