@@ -196,7 +196,7 @@ class LiveHost:
     def has_baseline(self, uuid: str) -> bool:
         """Say whether the idle use of a card is known for the driver that runs now."""
         driver = _known_or(self.raw.get("gpus"), {}).get("driver")
-        return self.baselines.get(uuid, {}).get("driver") == driver
+        return bool(self.baselines.get(uuid, {}).get("driver") == driver)
 
     @property
     def boot_id(self) -> str:

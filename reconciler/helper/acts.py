@@ -33,6 +33,7 @@ from reconciler.helper.observe import (
     check_release,
     fetch_local,
     observe_host,
+    read_api_key,
     read_content,
     read_journal_lines,
 )
@@ -641,6 +642,7 @@ def state_of(props: Dict[str, Any]) -> Dict[str, Any]:
 VERBS: Dict[str, Tuple[str, Callable[..., Dict[str, Any]]]] = {
     "observe": (READ, observe_host),
     "fetch": (READ, fetch_local),
+    "api-key": (READ, read_api_key),
     "journal": (READ, read_journal_lines),
     "read-record": (READ, read_content),
     "check-flags": (READ, check_flags),

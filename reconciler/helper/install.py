@@ -18,6 +18,7 @@ from reconciler.helper.records import (
     CONFIG_KEY,
     PERMANENT,
     REVISION_ID,
+    SECRET_PLACES,
     TRIAL,
     USER_NAME,
     VARIABLE,
@@ -35,7 +36,6 @@ from reconciler.helper.records import (
 )
 
 PRODUCED_KEPT = 200
-SECRET_PLACES = ("/etc/reconciler/", "/run/secrets/")
 
 
 def install_unit(act: Act) -> Dict[str, Any]:

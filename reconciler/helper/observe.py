@@ -18,6 +18,7 @@ from reconciler.helper.records import (
     LIB,
     PERMANENT,
     REVISION_ID,
+    SECRET_PLACES,
     SERVER_NAME,
     STATE,
     TRIAL,
@@ -247,8 +248,41 @@ def fetch_local(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
         matching(re.compile(r"[A-Za-z0-9-]{1,64}"), key, "header name")
         matching(re.compile(r"[ -~]{0,1024}"), value, "header value")
     if args.get("bearer_file") is not None:
-        absolute_path(args["bearer_file"], "bearer_file")
+        check_key_file(machine, absolute_path(args["bearer_file"], "bearer_file"))
     return machine.fetch(args)
+
+
+def check_key_file(machine: Machine, path: str) -> None:
+    """Refuse a file that no spec may name: one of root's that lies outside the places for secrets.
+
+    The repository names the path, and this runs as root.
+    """
+    stat = machine.stat(path).get("known") or {}
+    if stat.get("kind") != "file":
+        raise Refused("SecretMissing", f"{path} is not a file on this host", path=path)
+    if not path.startswith(SECRET_PLACES) and stat.get("uid") == 0:
+        raise Refused(
+            "SecretPlace",
+            f"{path} belongs to root and is not under {' or '.join(SECRET_PLACES)}",
+            path=path,
+        )
+
+
+def read_api_key(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Return a server's API key, for the time of a gate: the benchmark runs where the controller is.
+
+    It travels inside the SSH connection only, and the controller keeps it in memory only.
+    """
+    matching(SERVER_NAME, args.get("server"), "server")
+    path = absolute_path(args.get("path"), "path")
+    check_key_file(machine, path)
+    try:
+        key = (machine.read(path) or b"").decode("ascii").strip()
+    except UnicodeDecodeError:
+        key = ""
+    if not key or not key.isprintable() or len(key) > 1024:
+        raise Refused("SecretUnusable", f"{path} does not hold one line of text", path=path)
+    return {"key": key}
 
 
 def read_journal_lines(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:

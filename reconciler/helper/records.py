@@ -17,6 +17,7 @@ from reconciler.helper.machine import Machine, Reading, Refused
 STATE = "/var/lib/reconciler"
 RUN = "/run/reconciler"
 LIB = "/usr/local/lib/reconciler"
+SECRET_PLACES = ("/etc/reconciler/", "/run/secrets/")
 PERMANENT = "/etc/systemd/system"
 TRIAL = "/run/systemd/system.control"
 DROP_INS = "/run/systemd/system"
