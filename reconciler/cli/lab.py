@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from reconciler.cli.context import guarded
+from reconciler.core.errors import UsageError
+
 if TYPE_CHECKING:
     from reconciler.lab.faults import LabHost
     from reconciler.lab.hosts import LabPaths, SystemdHost
-
-EXIT_FAILED: Final = 1
-EXIT_USAGE: Final = 64
 
 DEFAULT_NAME: Final = "gpu1"
 DEFAULT_PVE_NAME: Final = "pve"
@@ -58,6 +57,14 @@ def register(app: typer.Typer) -> None:
                 "--user", metavar="USER", help="An ordinary user to log in as; repeatable."
             ),
         ] = None,
+        engine: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--engine",
+                metavar="NAME=PATH",
+                help="A stand-in for sglang, vllm or llamacpp where specs look for it; repeatable.",
+            ),
+        ] = None,
         pve: Annotated[
             bool, typer.Option("--pve", help="Proxmox-like: servers live in a container.")
         ] = False,
@@ -72,10 +79,15 @@ def register(app: typer.Typer) -> None:
         Examples:
             sudo reconcile lab up
             sudo reconcile lab up gpu1 gpu2 --gpus 8
+            sudo reconcile lab up --engine sglang=/opt/sglang/bin/python
             sudo reconcile lab up pve --pve
         """
         wanted = names or [DEFAULT_PVE_NAME if pve else DEFAULT_NAME]
-        _ended(lambda: _up(_need(directory, pve=pve), wanted, gpus, gpu_mib, user or [], pve=pve))
+        guarded(
+            lambda: _up(
+                _need(directory, pve=pve), wanted, gpus, gpu_mib, user or [], engine or [], pve=pve
+            )
+        )
 
     @lab.command()
     def down(
@@ -92,7 +104,7 @@ def register(app: typer.Typer) -> None:
             sudo reconcile lab down gpu1
             sudo reconcile lab down --all
         """
-        _ended(lambda: _down(_need(directory), names or [], every=every))
+        guarded(lambda: _down(_need(directory), names or [], every=every))
 
     @lab.command(name="break")
     def break_(
@@ -117,7 +129,7 @@ def register(app: typer.Typer) -> None:
         if listed:
             _list_cases()
             return
-        _ended(lambda: _break(_need(directory), case, host, unit))
+        guarded(lambda: _break(_need(directory), case, host, unit))
 
     @lab.command()
     def status(directory: Directory = None) -> None:
@@ -126,30 +138,31 @@ def register(app: typer.Typer) -> None:
         Examples:
             sudo reconcile lab status
         """
-        _ended(lambda: _status(_need(directory)))
+        guarded(lambda: _status(_need(directory)))
 
 
 def _up(
-    lab: LabPaths, names: list[str], gpus: int, gpu_mib: int, users: list[str], *, pve: bool
+    lab: LabPaths,
+    names: list[str],
+    gpus: int,
+    gpu_mib: int,
+    users: list[str],
+    engines: list[str],
+    *,
+    pve: bool,
 ) -> None:
-    from reconciler.lab.hosts import ProxmoxHost, SystemdHost
+    from reconciler.lab.engines import install_engine
 
+    wanted = [_engine_and_path(word) for word in engines]
     running = {host.name for host in lab.running()}
     for name in names:
         if name in running:
             _talk(f"{name} is up already; `reconcile lab down {name}` ends it")
-            continue
-        if pve:
-            _talk(
-                f"{name}: booting a Proxmox-like host with container 101 (the first time this builds its tree: 2 to 4 min)"
-            )
-            container = ProxmoxHost.boot(name, lab=lab, gpus=gpus, gpu_mib=gpu_mib)
-            _talk(
-                f"{name}: up at {container.ip}, container 101 at {container.container_ip}, {gpus} GPUs"
-            )
         else:
-            host = SystemdHost.boot(name, lab=lab, gpus=gpus, gpu_mib=gpu_mib, users=users)
-            _talk(f"{name}: up at {host.ip}, {gpus} GPUs of {gpu_mib} MiB")
+            _boot(lab, name, gpus, gpu_mib, users, pve=pve)
+        for engine, path in wanted:
+            install_engine(_as_booted(_host(lab, name)), engine, path)
+            _talk(f"{name}: a stand-in for {engine} at {path}")
     _hand_over(lab)
     _talk(f"specs:  the hosts stand in {lab.inventory}: copy it into your specs")
     _talk(f"login:  ssh -F {lab.ssh_config} {names[0]}")
@@ -157,9 +170,33 @@ def _up(
     _talk("end:    reconcile lab down --all")
 
 
-def _down(lab: LabPaths, names: list[str], *, every: bool) -> None:
-    from reconciler.core.errors import UsageError
+def _boot(
+    lab: LabPaths, name: str, gpus: int, gpu_mib: int, users: list[str], *, pve: bool
+) -> None:
+    from reconciler.lab.hosts import ProxmoxHost, SystemdHost
 
+    if pve:
+        _talk(
+            f"{name}: booting, with a container in it (its tree is built the first time: 2 to 4 min)"
+        )
+        container = ProxmoxHost.boot(name, lab=lab, gpus=gpus, gpu_mib=gpu_mib)
+        inside = f"container {container.vmid} at {container.container_ip}"
+        _talk(f"{name}: up at {container.ip}, {inside}, {gpus} GPUs of {gpu_mib} MiB")
+    else:
+        host = SystemdHost.boot(name, lab=lab, gpus=gpus, gpu_mib=gpu_mib, users=users)
+        _talk(f"{name}: up at {host.ip}, {gpus} GPUs of {gpu_mib} MiB")
+
+
+def _engine_and_path(word: str) -> tuple[str, str]:
+    engine, equals, path = word.partition("=")
+    if not equals:
+        raise UsageError(
+            f"lab: --engine wants NAME=PATH, as in sglang=/opt/sglang/bin/python, not {word!r}"
+        )
+    return engine, path
+
+
+def _down(lab: LabPaths, names: list[str], *, every: bool) -> None:
     if every:
         lab.stop_all()
         _talk(f"every host of {lab.directory} is gone")
@@ -173,7 +210,6 @@ def _down(lab: LabPaths, names: list[str], *, every: bool) -> None:
 
 
 def _break(lab: LabPaths, case: str | None, name: str | None, unit: str) -> None:
-    from reconciler.core.errors import UsageError
     from reconciler.lab import faults
 
     if case is None or name is None:
@@ -203,8 +239,6 @@ def _list_cases() -> None:
 
 
 def _host(lab: LabPaths, name: str) -> SystemdHost:
-    from reconciler.core.errors import UsageError
-
     for host in lab.running():
         if host.name == name:
             return host
@@ -231,7 +265,6 @@ def _names(lab: LabPaths) -> str:
 
 def _need(directory: Path | None, *, pve: bool = False) -> LabPaths:
     """Return the lab, or say what this machine lacks to run one."""
-    from reconciler.core.errors import UsageError
     from reconciler.lab.hosts import DEFAULT_DIRECTORY, LabPaths, available
 
     missing = available(pve=pve)
@@ -257,20 +290,6 @@ def _hand_over(lab: LabPaths) -> None:
         *(host.key_path for host in lab.running()),
     ]:
         os.chown(path, uid, gid)
-
-
-def _ended(act: Callable[[], None]) -> None:
-    """Run `act`; print an error as one line for people, and end with its exit code."""
-    from reconciler.core.errors import ReconcilerError, UsageError
-
-    try:
-        act()
-    except UsageError as error:
-        _talk(str(error))
-        raise typer.Exit(EXIT_USAGE) from None
-    except ReconcilerError as error:
-        _talk(str(error))
-        raise typer.Exit(EXIT_FAILED) from None
 
 
 def _talk(text: str) -> None:

@@ -57,6 +57,8 @@ def test_what_a_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
         (["break", "left-over"], "--list"),
         (["break", "left-over", "nobody"], "lab up nobody"),
         (["up", "Bad_Name"], "at most ten"),
+        (["up", "shared", "--engine", "sglang"], "NAME=PATH"),
+        (["up", "shared", "--engine", "tgi=/opt/tgi/bin/python"], "no stand-in"),
     ],
 )
 def test_a_wrong_call_is_a_usage_error_that_says_what_to_do(
@@ -72,13 +74,14 @@ def test_a_wrong_call_is_a_usage_error_that_says_what_to_do(
 def test_up_break_status_down(lab: LabPaths) -> None:
     """The whole life of a host by commands alone."""
     where = ["--dir", str(lab.directory)]
-    done = _run("up", "hand", "--gpus", "1", *where)
+    done = _run("up", "hand", "--gpus", "1", "--engine", "sglang=/opt/sglang/bin/python", *where)
     assert done.exit_code == 0, done.stderr
     assert "ssh -F" in done.stderr
     host = SystemdHost("hand", lab)
     try:
         assert "up already" in _run("up", "hand", *where).stderr
         assert host.ip in _run("status", *where).stdout
+        assert host.check(["/opt/sglang/bin/python", "-m", "sglang.launch_server", "--help"])
         start_unit(host, "llm.service", hold_unit(hold_command()))
         assert "KillMode=process" in _run("break", "left-over", "hand", *where).stderr
         assert _run("break", "no-such", "hand", *where).exit_code == 64
