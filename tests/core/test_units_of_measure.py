@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reconciler.core.units_of_measure import (
@@ -50,6 +50,7 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 
 @given(st.integers(0, 10**11))
+@settings(deadline=None)
 def test_a_duration_is_written_in_one_way_that_reads_back(ms: int) -> None:
     """Writing and reading a duration gives the same number, exactly."""
     assert duration(duration_text(ms / 1000)) == ms / 1000
@@ -93,6 +94,7 @@ def test_what_is_no_percentage_is_refused(text: str) -> None:
 
 
 @given(st.integers(0, 100 * 10**4))
+@settings(deadline=None)
 def test_a_percentage_is_written_in_one_way_that_reads_back(ten_thousandths: int) -> None:
     """Writing and reading a percentage gives the same share, exactly."""
     share = percentage(f"{ten_thousandths / 10**4:.4f}%")
