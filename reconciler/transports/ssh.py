@@ -41,6 +41,9 @@ CONNECTIONS_LIMIT = 4
 SESSION_WAIT_S = 10.0
 """For a free session once no further connection is allowed; a command of ours seldom takes longer."""
 
+CLOSING_WAIT_S = 1.0
+"""For a server to count a session that we have just closed as closed, before a further connection is made."""
+
 EXEC_REPLY_S = 30.0
 """For the host to start a kept command: a login shell with slow rc files."""
 
@@ -88,7 +91,7 @@ class SshTransport:
         self._config_path = config_path
         self._connect_timeout_s = connect_timeout_s
         self._allow_proxy_command = allow_proxy_command
-        self._pool = _Pool(self._connect)
+        self._pool = _Pool(self._connect, connect_timeout_s)
 
     @property
     def label(self) -> str:
@@ -219,8 +222,11 @@ class _Connection:
 class _Pool:
     """The connections to one host; nearly always one."""
 
-    def __init__(self, login: Callable[[], tuple[paramiko.Transport, ...]]) -> None:
+    def __init__(
+        self, login: Callable[[], tuple[paramiko.Transport, ...]], timeout_s: float
+    ) -> None:
         self._login = login
+        self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._connecting = threading.Lock()
         self._connections: list[_Connection] = []
@@ -256,37 +262,40 @@ class _Pool:
         just closed, or another user of this transport holds it. So: the connection we have, another one
         while that is allowed, and then again after a pause, until the time is up.
         """
-        deadline = time.monotonic() + SESSION_WAIT_S
+        began = time.monotonic()
         full: set[_Connection] = set()
-        stale = 0
-        pause_s = 0.02
+        pauses = _pauses()
+        broken = False
         while True:
             connection = self._take(full=frozenset(full))
             if connection is None:
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= began + SESSION_WAIT_S:
                     raise HostUnreachableError(
                         label,
                         f"no free session on {len(full)} connections within {SESSION_WAIT_S:g} s "
                         "(the server's MaxSessions); nothing was executed",
                     )
-                self._wait(pause_s * random.uniform(0.5, 1.5))  # noqa: S311  jitter, no secret
-                pause_s = min(2 * pause_s, 0.5)
+                self._wait(next(pauses))
                 full.clear()
                 continue
             try:
-                return connection, _open_channel(connection, EXEC_REPLY_S)
-            except paramiko.ChannelException:
-                full.add(connection)
-                self._give_back(connection)
+                return connection, _open_channel(connection, self._timeout_s)
+            except _NoSessionError:
+                if self._give_back(connection) or time.monotonic() >= began + CLOSING_WAIT_S:
+                    full.add(connection)
+                else:
+                    self._wait(next(pauses))
             except (paramiko.SSHException, OSError, EOFError) as error:
-                # It had died since it was last used; nothing was executed, so once more on a new one.
-                self.retire(connection)
+                # It had died since it was last used, and so have the others, on the same way. Nothing was
+                # executed, so once more on a new one.
+                self._retire_all()
                 self._give_back(connection)
-                stale += 1
-                if stale > CONNECTIONS_LIMIT:
+                if broken:
                     raise HostUnreachableError(
-                        label, f"the connection broke before the command was sent: {_text(error)}"
+                        label,
+                        f"no session could be opened: {_text(error)}; nothing was executed",
                     ) from error
+                broken = True
 
     def _take(self, full: frozenset[_Connection]) -> _Connection | None:
         """Count one more user of a connection that is not `full`; None when no more may be made."""
@@ -318,16 +327,23 @@ class _Pool:
         with self._changed:
             self._changed.wait(pause_s)
 
-    def _give_back(self, connection: _Connection) -> None:
+    def _give_back(self, connection: _Connection) -> int:
+        """Count one user less, and return how many are left."""
         with self._changed:
             connection.users -= 1
             self._drop_dead()
             self._changed.notify_all()
+            return connection.users
 
     def retire(self, connection: _Connection) -> None:
         """Lend it no more; whoever uses it may go on."""
         with self._changed:
             connection.retired = True
+
+    def _retire_all(self) -> None:
+        with self._changed:
+            for connection in self._connections:
+                connection.retired = True
 
     def close(self) -> None:
         """Cut all."""
@@ -337,9 +353,30 @@ class _Pool:
             connection.cut()
 
 
+def _pauses() -> Iterator[float]:
+    """Give pauses that grow to half a second, with jitter: several controllers may be waiting."""
+    pause_s = 0.02
+    while True:
+        yield pause_s * random.uniform(0.5, 1.5)  # noqa: S311  jitter, no secret
+        pause_s = min(2 * pause_s, 0.5)
+
+
+class _NoSessionError(Exception):
+    """The server opens no further session on this connection."""
+
+
 def _open_channel(connection: _Connection, timeout_s: float) -> paramiko.Channel:
-    with _cut_at(connection, timeout_s + 1.0):
-        return connection.ssh.open_session(timeout=timeout_s)
+    began = time.monotonic()
+    try:
+        with _cut_at(connection, timeout_s + 1.0):
+            return connection.ssh.open_session(timeout=timeout_s)
+    except paramiko.ChannelException as error:
+        raise _NoSessionError from error
+    except paramiko.SSHException as error:
+        # paramiko keeps one error for all threads: who comes second finds none and gets a vague one.
+        if connection.is_active() and time.monotonic() < began + timeout_s:
+            raise _NoSessionError from error
+        raise
 
 
 def _close_channel(connection: _Connection, channel: paramiko.Channel) -> None:
@@ -391,6 +428,14 @@ def _hang_bell(channel: paramiko.Channel) -> _Bell:
     channel.in_buffer.set_event(bell)
     channel.in_stderr_buffer.set_event(bell)
     return bell
+
+
+def _ready_bytes(channel: paramiko.Channel) -> bytes:
+    return channel.recv(CHUNK_BYTES) if channel.recv_ready() else b""
+
+
+def _ready_stderr(channel: paramiko.Channel) -> bytes:
+    return channel.recv_stderr(CHUNK_BYTES) if channel.recv_stderr_ready() else b""
 
 
 class _Exchange:
@@ -464,14 +509,15 @@ class _Exchange:
 
     def _receive(self) -> bool:
         """Take what is there, of both streams in turn."""
-        moved = False
-        if self._channel.recv_ready():
-            self._stdout += self._channel.recv(CHUNK_BYTES)
-            moved = True
-        if self._channel.recv_stderr_ready():
-            self._stderr += self._channel.recv_stderr(CHUNK_BYTES)
-            moved = True
-        return moved
+        try:
+            out = _ready_bytes(self._channel)
+            err = _ready_stderr(self._channel)
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            # Making room in the window sends a message.
+            raise self._lost() from error
+        self._stdout += out
+        self._stderr += err
+        return bool(out or err)
 
     def _ended(self) -> Completed:
         status = self._channel.exit_status
@@ -481,10 +527,13 @@ class _Exchange:
         # a lost one before it says so, hence the short wait for its thread.
         self._connection.ssh.join(0.1)
         if not self._connection.is_active():
-            raise OutcomeUnknownError(
-                self._label, "the connection was lost while the command ran; it may still run"
-            )
+            raise self._lost()
         return self._completed(None, truncated=False)
+
+    def _lost(self) -> OutcomeUnknownError:
+        return OutcomeUnknownError(
+            self._label, "the connection was lost while the command ran; it may still run"
+        )
 
     def _completed(self, status: int | None, *, truncated: bool) -> Completed:
         return Completed(
@@ -527,12 +576,16 @@ class _SshSession:
         while True:
             self._bell.reset()
             ended = self._channel.closed or self._channel.eof_received
-            if self._channel.recv_stderr_ready():
-                self._tail += self._channel.recv_stderr(CHUNK_BYTES)
-                del self._tail[:-STDERR_TAIL_BYTES]
+            try:
+                self._tail += (err := _ready_stderr(self._channel))
+                out = _ready_bytes(self._channel)
+            except (paramiko.SSHException, OSError, EOFError) as error:
+                raise OutcomeUnknownError(self._label, "the connection was lost") from error
+            del self._tail[:-STDERR_TAIL_BYTES]
+            if out:
+                return out
+            if err:
                 continue
-            if self._channel.recv_ready():
-                return self._channel.recv(CHUNK_BYTES)
             if ended:
                 return self._end_of_output()
             remaining = deadline - time.monotonic()
@@ -570,7 +623,10 @@ class _ChannelStream:
 
     def receive(self) -> bytes:
         """Wait for the next bytes."""
-        data = self._channel.recv(CHUNK_BYTES)
+        try:
+            data = self._channel.recv(CHUNK_BYTES)
+        except (EOFError, paramiko.SSHException) as error:
+            raise ConnectionResetError(str(error)) from error
         if not data and not self._channel.eof_received:
             raise ConnectionResetError("the channel closed without an end")
         return data

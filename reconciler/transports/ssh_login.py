@@ -430,9 +430,11 @@ class _Login:
                 if self._accepts(candidate):
                     return
         # Some servers ask for nothing more (Tailscale SSH): they know the peer from elsewhere.
-        with contextlib.suppress(paramiko.SSHException):
+        with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
             if not self._transport.auth_none(self._hop.user):
                 return
+        if not self._transport.is_active():
+            self._notes.append("then the connection was lost")
         raise self._refused()
 
     def _accepts(self, candidate: _Candidate) -> bool:

@@ -8,6 +8,7 @@ answer of a server is taken for a whole one.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import threading
@@ -24,6 +25,10 @@ a gate asks for; what comes beyond it waits in the listener's queue."""
 CHUNK_BYTES = 64 * 1024
 CLOSE_WAIT_S = 5.0
 """For the threads of a tunnel to end once its sockets are shut. They only fail to when a link is dead."""
+
+
+PUSH_WAIT_S = 0.5
+"""Between looks whether the tunnel was taken down, while a reader takes nothing."""
 
 
 class Stream(Protocol):
@@ -141,9 +146,10 @@ class _Link:
             far = self._far
         if far is not None:
             far.close()
-        # The thread that owns the socket closes it; this wakes it.
+        # The thread that owns the socket resets it; this wakes it. Shutting the other direction as well
+        # would tell whoever reads there that all is said.
         with contextlib.suppress(OSError):
-            self._near.shutdown(socket.SHUT_RDWR)
+            self._near.shutdown(socket.SHUT_RD)
 
     def _run(self) -> None:
         try:
@@ -184,10 +190,20 @@ class _Link:
     def _inward(self, far: Stream) -> None:
         try:
             while data := far.receive():
-                self._near.sendall(data)
+                self._push(memoryview(data))
             self._near.shutdown(socket.SHUT_WR)
         except OSError:
             self.abort()
+
+    def _push(self, rest: memoryview) -> None:
+        """Send all to a reader that may be slow, and stop when the tunnel is taken down."""
+        while rest:
+            try:
+                rest = rest[self._near.send(rest, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                select.select((), (self._near,), (), PUSH_WAIT_S)
+                if self._aborted:
+                    raise ConnectionAbortedError from None
 
 
 def reset(connection: socket.socket) -> None:
