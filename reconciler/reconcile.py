@@ -54,9 +54,6 @@ R = TypeVar("R")
 
 NO_EXTRAS = Permissions()
 
-HOSTS_AT_ONCE = 32
-"""Hosts are waited for, not computed on: a thread each, bounded so that a fleet of hundreds opens no flood of logins."""
-
 OBSERVE_DEADLINE_S = 40.0
 
 
@@ -81,6 +78,8 @@ class World:
     gate: GateRunner
     holder: str
     new_id: Callable[[], str]
+    hosts_at_once: int = 16
+    """Hosts are waited for, not computed on: a thread each, bounded so that a fleet of hundreds opens no flood of logins."""
 
 
 # -- observe and plan --------------------------------------------------------------------------------------
@@ -99,17 +98,21 @@ def survey(
         if not only or server.name in only:
             by_host.setdefault(server.host, []).append(server)
     work = [(fleet.host(name), tuple(servers)) for name, servers in by_host.items()]
-    return Survey(tuple(_on_each(work, lambda item: _survey_host(item[0], item[1], world, allow))))
+    return Survey(
+        tuple(
+            _on_each(
+                work, lambda item: _survey_host(item[0], item[1], world, allow), world.hosts_at_once
+            )
+        )
+    )
 
 
-def _on_each(items: Iterable[T], do: Callable[[T], R]) -> list[R]:
+def _on_each(items: Iterable[T], do: Callable[[T], R], at_once: int) -> list[R]:
     """Do something for every host at once, and give the results in their order."""
     todo = list(items)
     if len(todo) < 2:
         return [do(item) for item in todo]
-    with ThreadPoolExecutor(
-        max_workers=min(HOSTS_AT_ONCE, len(todo)), thread_name_prefix="host"
-    ) as pool:
+    with ThreadPoolExecutor(max_workers=min(at_once, len(todo)), thread_name_prefix="host") as pool:
         return list(pool.map(do, todo))
 
 
@@ -227,7 +230,11 @@ def fetch_revision(
     request = Request("read-record", {"server": server, "name": f"revisions/{revision}"})
     answer = port.call(request, deadline_s=OBSERVE_DEADLINE_S)
     content = answer.data.get("content") if answer.outcome == "done" else None
-    if not isinstance(content, Mapping) or not isinstance(content.get("server"), Mapping) or not content.get("text"):
+    if (
+        not isinstance(content, Mapping)
+        or not isinstance(content.get("server"), Mapping)
+        or not content.get("text")
+    ):
         return None, None
     gate = content.get("gate")
     return recorded_target(content["server"], str(content["text"])), gate if isinstance(
@@ -267,7 +274,9 @@ def _bare_wish(server: Server) -> Wish:
 def act(found: Survey, world: World, emit: Callable[[Event], None]) -> tuple[ServerResult, ...]:
     """Carry the plan out, hosts at once, and give how each server ended, in the order of the plan."""
     began = world.clock.now()
-    results = _on_each(found.hosts, lambda h: _act_on_host(h, world, began, emit))
+    results = _on_each(
+        found.hosts, lambda h: _act_on_host(h, world, began, emit), world.hosts_at_once
+    )
     return tuple(r for rows in results for r in rows)
 
 
@@ -386,7 +395,11 @@ class Watcher:
             return
         forward, back = state.failure, state.back_failure
         ended = {f.phase.value: f.sentence for f in [forward] if f is not None}
-        ended |= {f"{leg}{back.phase.value}": back.sentence for leg in LEG_WORDS.values() if back is not None}
+        ended |= {
+            f"{leg}{back.phase.value}": back.sentence
+            for leg in LEG_WORDS.values()
+            if back is not None
+        }
         ok = self.step[1] not in ended
         detail = ended.get(self.step[1], "")
         self.emit(

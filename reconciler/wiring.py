@@ -85,6 +85,7 @@ def world(settings: Settings, clock: RealClock) -> World:
         gate=gate.measure,
         holder=holder(settings),
         new_id=lambda: secrets.token_hex(8),
+        hosts_at_once=settings.hosts_at_once,
     )
 
 

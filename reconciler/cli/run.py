@@ -67,7 +67,9 @@ def one_pass(options: PassOptions) -> int:
     fleet = load_specs(options.specs, setup)
     check_names(fleet, options.servers)
     clock = RealClock()
-    allow = Permissions(adopt=options.adopt, overwrite=options.overwrite)
+    allow = Permissions(
+        adopt=options.adopt, overwrite=options.overwrite, no_pidfd=setup.allow_no_pidfd
+    )
     with stoppable(clock):
         return run_pass(fleet, world(setup, clock), options, allow)
 

@@ -87,6 +87,7 @@ class Member:
     saved_sha: str | None = None
     adopt: bool = False
     planned_on: str = ""
+    allow_no_pidfd: bool = False
     policy_digest: str = ""
     fence: Fence | None = None
     lease_until: float = 0.0

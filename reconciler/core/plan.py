@@ -39,6 +39,9 @@ class Action(StrEnum):
     BLOCKED = "blocked"
 
 
+LIFECYCLE = frozenset({"down", "looping", "unit-missing", "unverified"})
+"""Drift that is about whether the server runs, not about somebody's edits: `drift: off` does not hide it."""
+
 DISRUPTIVE = frozenset({Action.DEPLOY, Action.ADOPT, Action.CHANGE, Action.START, Action.STOP})
 SYMBOL = {
     Action.NOTHING: " ",
@@ -82,6 +85,7 @@ class Permissions:
     adopt: bool = False
     overwrite: bool = False
     retry: bool = False
+    no_pidfd: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class ServerPlan:
     old: Target | None = None
     saved_sha: str | None = None
     intent: Attempt | None = None
+    no_pidfd: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -176,11 +181,18 @@ def plan_server(
     )
     base = replace(
         base,
-        drift=drift_of(live, applied),
+        drift=tuple(
+            d for d in drift_of(live, applied) if wish.drift != "off" or d.what in LIFECYCLE
+        ),
         unit_before=live.permanent.value or "",
         **_history(live),
     )
-    base = replace(base, may_be_killed=_may_be_killed(live), old=_old_target(live, recorded))
+    base = replace(
+        base,
+        may_be_killed=_may_be_killed(live),
+        old=_old_target(live, recorded),
+        no_pidfd=allow.no_pidfd,
+    )
     if wish.problem is not None:
         reason, sentence = wish.problem
         outcome = Outcome.UNKNOWN if reason is Reason.UNREADABLE else Outcome.REFUSED
@@ -279,12 +291,7 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
     )
     if rejected is not None and not allow.retry and base.applied != target.revision:
         sentence = f"this revision failed here before ({rejected.reason}: {rejected.sentence}); change it, or `reconcile retry {base.wish.server}`"
-        if base.old is not None and {d.what for d in base.drift} & {
-            "down",
-            "looping",
-            "unit-missing",
-            "unverified",
-        }:
+        if base.old is not None and {d.what for d in base.drift} & LIFECYCLE:
             # The wish is refused, but the last good revision is still owed (L2).
             back = _same_revision(base)
             return replace(back, sentence=f"{sentence}; the last good revision: {back.sentence}")
@@ -360,6 +367,19 @@ def _same_revision(base: ServerPlan) -> ServerPlan:
             sentence="restarted since it was applied; proven again without touching it",
             steps=_steps(base, Action.VERIFY),
         )
+    if kinds & {"drop-in", "port"} and base.wish.drift == "warn":
+        sentences = "; ".join(d.sentence for d in base.drift)
+        return replace(
+            base,
+            action=Action.BLOCKED,
+            outcome=Outcome.REFUSED,
+            reason=Reason.DRIFTED,
+            sentence=sentences,
+        )
+    policy = [c.path for c in base.wish.changes if c.effect_class is EffectClass.CONTROLLER]
+    if policy:
+        sentence = f"in sync; {', '.join(policy)} changed since it was applied, which counts from the next rollout on"
+        return replace(base, reason=Reason.GATE_CHANGED, sentence=sentence)
     return replace(base, sentence="in sync")
 
 
@@ -522,5 +542,6 @@ def _member(plan: ServerPlan) -> Member:
         saved_sha=plan.saved_sha,
         adopt=plan.action is Action.ADOPT,
         planned_on=plan.applied,
+        allow_no_pidfd=plan.no_pidfd,
         policy_digest=wish.policy_digest,
     )

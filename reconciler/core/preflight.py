@@ -83,7 +83,7 @@ def _list(value: object) -> list[object]:
 def refusals_of(state: Attempt, member: Member, live: LiveHost) -> Iterator[Refusal]:
     """Yield every check that does not hold, in the order in which a person would mend them."""
     found = live.server(member.server)
-    yield from _enrolment(live)
+    yield from _enrolment(live, member)
     yield from _unit(member, found)
     yield from _records(found)
     yield from _gpus(member, live)
@@ -94,7 +94,7 @@ def refusals_of(state: Attempt, member: Member, live: LiveHost) -> Iterator[Refu
         yield from _port(member, found, state)
 
 
-def _enrolment(live: LiveHost) -> Iterator[Refusal]:
+def _enrolment(live: LiveHost, member: Member) -> Iterator[Refusal]:
     reason = Reason.NOT_ENROLLED
     if isinstance(live.identity, Unknown):
         yield Refusal(
@@ -113,8 +113,11 @@ def _enrolment(live: LiveHost) -> Iterator[Refusal]:
             "the guard or the dead-man timer is not installed: run `reconcile enrol` again",
             reason,
         )
-    if not live.identity.value.pidfd:
-        yield Refusal("pidfd", "the kernel has no pidfd, so no signal can be sent safely")
+    if not live.identity.value.pidfd and not member.allow_no_pidfd:
+        yield Refusal(
+            "pidfd",
+            "the kernel has no pidfd, so no signal can be sent safely; an operator who knows that may set allow_no_pidfd",
+        )
 
 
 def _unit(member: Member, found: LiveServer) -> Iterator[Refusal]:

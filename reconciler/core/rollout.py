@@ -232,7 +232,7 @@ def _taken(state: Attempt, message: str) -> tuple[Attempt, Effect]:
 def _lost(state: Attempt, reply: Lost) -> tuple[Attempt, Effect]:
     if state.phase is Phase.PREFLIGHT:
         return _unreachable(state, Unreachable(reply.now, reply.message))
-    state = replace(state, asked=False).every_member(fence=None)
+    state = replace(state, asked=False).every_member(fence=None, rejection_recorded=False)
     return _unreachable(state, Unreachable(reply.now, reply.message))
 
 
@@ -275,12 +275,19 @@ def _rebooted(state: Attempt, now: float, *, fenced: bool = False) -> tuple[Atte
         invocation="",
         zeros=0,
         evidence="",
+        rejection_recorded=False,
         **kept,
     )
     if not fenced:
         state = replace(state, resumed=True)
     state = replace(
-        state, reboots=state.reboots + 1, samples=(), escalated=(), down_at=None, tries=0
+        state,
+        reboots=state.reboots + 1,
+        samples=(),
+        escalated=(),
+        down_at=None,
+        tries=0,
+        asked=False,
     )
     if state.phase not in {Phase.PREFLIGHT, Phase.ACQUIRE}:
         state = replace(state, phase=Phase.DISARM, cursor=0, entered=now)

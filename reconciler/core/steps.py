@@ -433,8 +433,7 @@ def install(state: Attempt, reply: Reply) -> Move:
     if found.trial.value is not None and state.leg is not Leg.VERIFY:
         return Do(Remove(member.server, member.unit, ("trial",)), state)
     if target is not None and not target.is_original and found.permanent.value != target.unit_text:
-        saved = member.saved_sha if state.leg is Leg.VERIFY else None
-        return Do(Install(member.server, member.unit, "permanent", target, saved), state)
+        return Do(Install(member.server, member.unit, "permanent", target, member.saved_sha), state)
     return Next(state)
 
 
@@ -555,6 +554,11 @@ def ready(state: Attempt, reply: Reply) -> Move:
         )
     if (stranger := _stranger(found)) is not None:
         return _until_ready(state, waited, stranger, Reason.PORT_TAKEN)
+    if found.effective_text != target.unit_text:
+        sentence = (
+            f"{member.unit}'s file is no longer the one that was installed: somebody edits it"
+        )
+        return Fail(state, Reason.INSTALL_REFUSED, sentence)
     return Do(Probe(member.server, target, member.started), state)
 
 

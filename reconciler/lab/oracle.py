@@ -48,6 +48,7 @@ class Oracle:
     seen_signals: int = 0
     applied: dict[str, str | None] = field(default_factory=dict)
     boot_id: str = ""
+    broken: ViolationError | None = None
 
     def __post_init__(self) -> None:
         """Remember the boot in which the bystanders live."""
@@ -63,7 +64,12 @@ class Oracle:
             self.check()
 
     def check(self) -> None:
-        """Check the rules about the host's state at this instant."""
+        """Check the rules about the host's state at this instant, and say again what was broken before.
+
+        Said again, because the helper catches what is raised inside it, as it must.
+        """
+        if self.broken is not None:
+            raise self.broken
         self._one_server_a_gpu()
         self._starts()
         self._signals()
@@ -75,7 +81,10 @@ class Oracle:
             )
 
     def _broken(self, rule: str, sentence: str) -> ViolationError:
-        return ViolationError(f"{rule} at {self.simulated.world.now:.2f} s: {sentence}")
+        self.broken = self.broken or ViolationError(
+            f"{rule} at {self.simulated.world.now:.2f} s: {sentence}"
+        )
+        return self.broken
 
     def _read(self, path: str) -> dict[str, Any] | None:
         data = self.simulated.host.files.data.get(path)
@@ -128,6 +137,7 @@ class Oracle:
 
     def _one_server_a_gpu(self) -> None:
         for gpu, servers in self.simulated.host.serving_units().items():
+            servers = {s for s in servers if s[0] in self.units.values()}
             if len(servers) > 1:
                 raise self._broken("S1", f"GPU {gpu} is held by {sorted(map(str, servers))}")
 
