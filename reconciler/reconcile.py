@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+import structlog
+
 from reconciler.core.attempt import Attempt, Leg, Phase
 from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.desired import Target
@@ -48,6 +50,8 @@ from reconciler.effects.perform import JOURNAL_LINES, Performer, observe
 from reconciler.effects.ports import Clock, GateRunner, HostPort, Ports, Request
 from reconciler.engines.base import Engine
 from reconciler.resolve import budgets_of, recorded_target, wish_of
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -289,6 +293,14 @@ def _act_on_host(
         done.update(_carry_all(found, acting, world, began, emit))
     ordered = [done[p.wish.server] for p in found.plans]
     for result in ordered:
+        log.info(
+            "server finished",
+            host=found.host.name,
+            server=result.server,
+            outcome=result.outcome.value,
+            reason=result.reason.value,
+            revision=result.revision[:12],
+        )
         emit(OutcomeReached(world.clock.now() - began, result))
     return ordered
 

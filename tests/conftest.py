@@ -4,4 +4,8 @@
 names: `from lab_hosts import …`. The package itself is always the installed one.
 """
 
+from reconciler.logs import configure
+
 pytest_plugins = ["lab_hosts", "tiers"]
+
+configure({"RECONCILER_LOG": "error"})

@@ -57,9 +57,11 @@ def out_markup(lines: Iterable[str], *, talk: bool = False) -> None:
 
 
 def settings() -> Settings:
-    """Read the operator's settings."""
+    """Read the operator's settings, and set the log up as the environment says."""
+    from reconciler.logs import configure
     from reconciler.settings import load_settings
 
+    configure(os.environ)
     return load_settings(os.environ, home=Path.home(), uid=os.getuid())
 
 

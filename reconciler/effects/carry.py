@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
+
 from reconciler.core.attempt import Attempt
 from reconciler.core.conditions import ServerResult
 from reconciler.core.effect import Began, Claimed, Done, Effect, Lost, Reply, Unreachable, Waited
 from reconciler.core.rollout import step
 from reconciler.effects.perform import Performer
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,18 @@ def carry(
         on_turn(Turn(state, effect, reply))
         if isinstance(effect, Done):
             return tuple(ServerResult(*row) for row in effect.results)
+        began = performer.ports.clock.now()
         reply = performer.perform(state, effect)
+        log.debug(
+            "effect performed",
+            host=state.host,
+            attempt=state.id,
+            step=state.phase.value,
+            leg=state.leg.value,
+            effect=type(effect).__name__,
+            reply=type(reply).__name__,
+            took_s=round(reply.now - began, 3),
+        )
         if (
             performer.ports.clock.stopping
             and not asked

@@ -8,6 +8,7 @@ person or systemd would, until the fleet has settled.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from reconciler.lab.oracle import Oracle, end_state
 from reconciler.lab.simulated import SimulatedHost, add_host
 from reconciler.lab.simulated_ports import VirtualClock, controller_world
 from reconciler.lab.world import Behaviour, Effect, World
+from reconciler.logs import configure
 from reconciler.reconcile import act, survey
 
 SERVER, UNIT, HOST = "qwen", "qwen.service", "one"
@@ -234,6 +236,7 @@ def _settled(result: ServerResult) -> bool:
 
 def main(argv: list[str]) -> int:
     """Replay one schedule and print its trace."""
+    configure(os.environ)
     story, fault, index = STORIES[argv[0]], Fault(argv[1]), int(argv[2])
     ended = run(story, fault, index, {"custom": custom})
     sys.stdout.write("\n".join(ended.trace) + f"\n{ended.results}\n{ended.state}\n")
