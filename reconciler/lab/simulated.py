@@ -369,7 +369,7 @@ class SimulatedMachine:
             {
                 "uuid": gpu.uuid,
                 "index": gpu.index,
-                "bus_id": f"00000000:{gpu.index + 1:02X}:00.0",
+                "bus_id": gpu.bus_id or f"00000000:{gpu.index + 1:02X}:00.0",
                 "minor": gpu.index,
                 "node": f"/dev/nvidia{gpu.index}",
                 "used_mib": host.used_mib(gpu.index),
@@ -602,10 +602,12 @@ class SimulatedHost:
         self.systemd.tick = self.run_tick
         self.enrolled = enrolled
         if enrolled:
-            self._enrol()
+            self.enrol()
         world.hosts[name] = self.host
 
-    def _enrol(self) -> None:
+    def enrol(self) -> None:
+        """Leave what enrolment leaves: the helper, its units, the baselines of the GPUs as they are now."""
+        self.enrolled = True
         files = self.host.files
         for path, data in enrolment().items():
             files.put(path, data)

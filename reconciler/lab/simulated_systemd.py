@@ -460,7 +460,7 @@ class Systemd:
                 process.mark = assignment.partition("=")[2]
         if config.private_mounts:
             process.mount_ns = 4026540000 + int(unit.invocation[:6], 16)
-        process.behaviour = host.behaviour_of(argv)
+        process.behaviour = host.behaviour_of(argv, config.text)
         process.ignores_term = process.behaviour.ignores_term
         return process
 

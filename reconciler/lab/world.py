@@ -84,6 +84,8 @@ class Behaviour:
     """What a gate measures: names as in specs (`decode_tps`, `output_tps`, `ttft_p95`, ...)."""
     http: tuple[str, ...] = ()
     """Options of the real stand-in server (`scripts/fakegpu-hold`) that answers for it in a rehearsal."""
+    http_key: bool = False
+    """That server wants a key."""
 
 
 class Process:
