@@ -12,6 +12,10 @@ from typing import Any, Literal
 
 Api = Literal["completions", "chat", "generate"]
 
+# Without a chat template an instruction looks finished to many a model, which then ends at once: of 48 plain
+# prompts SmolLM2 answered 23 with nothing, in this form none.
+COMPLETION_FORM = "Task: {}\n\nHere is a good and complete answer:\n\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -105,7 +109,9 @@ def request_body(
 ) -> dict[str, Any]:
     """Give the JSON body of one request, in the words of the endpoint."""
     prompt = plan.prompts[number % len(plan.prompts)]
-    text = f"[{plan.salt}{number:x}] {prompt.text}" if plan.salt else prompt.text
+    text = prompt.text if endpoint.api == "chat" else COMPLETION_FORM.format(prompt.text)
+    if plan.salt:
+        text = f"[{plan.salt}{number:x}] {text}"
     sampling = plan.sampling
     if endpoint.api == "generate":
         return {

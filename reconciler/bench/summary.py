@@ -95,7 +95,8 @@ def summarise(plan: LoadPlan, endpoint: Endpoint, collected: Collected) -> RunRe
     every = outcomes(plan, endpoint, collected)
     good = [o for o in every if not o.failure]
     read = [(o.record, o.reading) for o in good if o.reading is not None]
-    failed = [o for o in every if o.failure]
+    silent = [o for o in every if o.failure and _ended_at_once(o)]
+    failed = [o for o in every if o.failure and not _ended_at_once(o)]
     reason, why = _infrastructure(plan, every, collected)
     texts = [reading.text or reading.reasoning_text for _, reading in read]
     faults = [
@@ -115,6 +116,7 @@ def summarise(plan: LoadPlan, endpoint: Endpoint, collected: Collected) -> RunRe
         max_tokens=plan.max_tokens,
         sent=len(every),
         completed=len(good),
+        empty=len(silent),
         failures=dict(Counter(o.failure for o in failed)),
         failure_examples=tuple(f"{o.failure}: {o.message}"[:300] for o in failed[:_EXAMPLES]),
         duration_s=collected.ended - collected.began,
@@ -154,6 +156,17 @@ def summarise(plan: LoadPlan, endpoint: Endpoint, collected: Collected) -> RunRe
         fingerprint=_fingerprint(plan, endpoint),
         infrastructure=reason,
         infrastructure_message=why,
+    )
+
+
+def _ended_at_once(outcome: Outcome) -> bool:
+    """Say whether the model chose to say nothing, as opposed to a server that lost its words."""
+    reading = outcome.reading
+    return (
+        outcome.failure == "empty"
+        and reading is not None
+        and set(reading.finish_reasons.values()) <= {"stop", "eos_token"}
+        and bool(reading.finish_reasons)
     )
 
 

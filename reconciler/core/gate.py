@@ -60,6 +60,8 @@ COMPARABLE_CACHED_SHARE = 0.05
 IMPLAUSIBLE_SPEEDUP = 1.5
 # So many garbled texts are no accident of sampling.
 GARBAGE_SHARE = 0.5
+# A model may end at once now and then; more often than this it says nothing.
+EMPTY_SHARE = 0.05
 
 
 class VerdictKind(StrEnum):
@@ -256,9 +258,13 @@ def _quality_rows(quality: QualityResult | None, base: QualityResult | None) -> 
 def _text_rows(measured: Sequence[RunResult]) -> Iterable[Row]:
     """Judge the texts of the speed runs: a broken model is often the fastest one."""
     for run in dict.fromkeys(r.run for r in measured):
-        texts = sum(r.completed for r in measured if r.run == run)
+        rounds = [r for r in measured if r.run == run]
+        texts = sum(r.completed for r in rounds)
         if texts:
-            yield _garbage_row(run, sum(r.garbage for r in measured if r.run == run), texts)
+            yield _garbage_row(run, sum(r.garbage for r in rounds), texts)
+        silent = sum(r.empty for r in rounds)
+        if silent:
+            yield _empty_row(run, silent, texts + silent)
 
 
 def _garbage_row(run: str, garbage: int, texts: int) -> Row:
@@ -270,6 +276,17 @@ def _garbage_row(run: str, garbage: int, texts: int) -> Row:
     )
     reason = Reason(ReasonCode.DEGENERATE, message)
     return Row(run, "garbled_texts", share, GARBAGE_SHARE, VerdictKind.FAIL, reason)
+
+
+def _empty_row(run: str, silent: int, answers: int) -> Row:
+    """Judge answers without a word: a share that chance explains is no fault."""
+    share = silent / answers
+    if binomial_at_most(silent - 1, answers, EMPTY_SHARE) <= 1 - ALPHA:
+        return Row(run, "empty_answers", share, EMPTY_SHARE, VerdictKind.PASS)
+    reason = Reason(
+        ReasonCode.DEGENERATE, f"{silent} of {answers} answers of {run} ended without a word"
+    )
+    return Row(run, "empty_answers", share, EMPTY_SHARE, VerdictKind.FAIL, reason)
 
 
 # --- error budget ------------------------------------------------------------------------------------

@@ -107,6 +107,8 @@ class RunResult:
       no time per token; `tokens_per_event` says how many.
     - `queue_ms`: what the client itself waited (for a connection) before t0; in no latency.
     - `error_rate`: failed / sent.
+    - `empty`: answers in which the model ended at once, in good order (finish_reason stop) and without a
+      word. They are neither successes, whose times they would flatter, nor failures of the server.
     - `accept_length`, `accept_rate`: tokens per verify pass, accepted / drafted; `accept_source` says
       where from.
     - `cached_prompt_share`: prompt tokens that the server took from its prefix cache.
@@ -121,6 +123,7 @@ class RunResult:
     max_tokens: int
     sent: int = 0
     completed: int = 0
+    empty: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
     failure_examples: tuple[str, ...] = ()
     duration_s: float = 0.0
@@ -156,7 +159,7 @@ class RunResult:
     @property
     def failed(self) -> int:
         """Count the requests that were sent and did not succeed."""
-        return self.sent - self.completed
+        return self.sent - self.completed - self.empty
 
     @property
     def error_rate(self) -> float:

@@ -165,6 +165,7 @@ def test_completions_and_generate_are_spoken(serve: Callable[..., ModelServer]) 
     assert _run(server, api="completions").completed == 9
     assert server.asked[0].path == "/v1/completions"
     assert "Sing of rivers" in server.asked[0].body["prompt"]
+    assert server.asked[0].body["prompt"].endswith("answer:\n\n")
     meta = {"completion_tokens": 4, "prompt_tokens": 3, "finish_reason": {"type": "length"}}
     server = serve(lambda _: Reply([event({"text": " x y", "meta_info": meta}), event("[DONE]")]))
     result = _run(server, api="generate")
@@ -293,6 +294,20 @@ def test_every_way_to_fail_has_its_class(
     assert result.ttft.count == result.output_tokens.count == 4
     assert result.infrastructure is None
     assert result.failure_examples[0].startswith(failure)
+
+
+def test_a_model_that_ends_at_once_is_neither_success_nor_failure(
+    serve: Callable[..., ModelServer],
+) -> None:
+    """Finished in good order without a word: counted apart, and in no time and no speed."""
+    said = iter([True, False, True, True])
+    silence = [chat_chunk("", "stop", usage={"prompt_tokens": 4, "completion_tokens": 1})]
+    server = serve(
+        lambda asked: ordinary(asked) if next(said) else Reply([*silence, event("[DONE]")])
+    )
+    result = _run(server, _plan(concurrency=1, requests=4))
+    assert (result.completed, result.empty, result.failed) == (3, 1, 0)
+    assert result.ttft.count == result.output_tokens.count == 3
 
 
 def test_a_dead_kept_connection_is_asked_again_once(serve: Callable[..., ModelServer]) -> None:

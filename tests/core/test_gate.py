@@ -247,6 +247,15 @@ def test_lateness_of_the_client_is_granted_to_the_server() -> None:
 # --- texts and quality -----------------------------------------------------------------------------
 
 
+def test_answers_without_a_word_are_judged_by_their_number() -> None:
+    """A model may say nothing now and then; one that mostly does is broken, and no request counts as failed."""
+    rare = _rounds([200] * 3, completed=98, empty=2)
+    assert judge(_gate(), rare).kind is VerdictKind.PASS
+    mute = judge(_gate(), _rounds([200], completed=60, empty=40))
+    assert (mute.kind, _codes(mute)) == (VerdictKind.FAIL, [ReasonCode.DEGENERATE])
+    assert judge(_gate(), _rounds([200], completed=0, empty=100)).kind is VerdictKind.FAIL
+
+
 def _quality(passed: int, *, of: int = 16, garbage: int = 0) -> QualityResult:
     answers = tuple(Answer(f"q{n}", n < passed, "", "text") for n in range(of))
     return QualityResult(answers, garbage)
