@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from reconciler.cli import enrol, lab, rehearse, specs, steer
 from reconciler.cli.context import Output, guarded
 
 BUG = 70
@@ -109,33 +110,57 @@ def one_pass(
     guarded(lambda: run(options))
 
 
-specs.register(app)
-enrol.register(app)
-steer.register(app)
-rehearse.register(app)
-lab.register(app)
+COMMANDS = {
+    "validate": "specs",
+    "schema": "specs",
+    "explain": "specs",
+    "enrol": "enrol",
+    "status": "steer",
+    "history": "steer",
+    "show": "steer",
+    "logs": "steer",
+    "suspend": "steer",
+    "resume": "steer",
+    "retry": "steer",
+    "rollback": "steer",
+    "restart": "steer",
+    "rehearse": "rehearse",
+    "lab": "lab",
+}
+"""Which module brings a command. Only the one that is asked for is imported; help and mistakes need them all."""
+
+
+def mounted(argv: Sequence[str]) -> typer.Typer:
+    """Give the command line with what `argv` needs of it."""
+    module = next((COMMANDS[word] for word in argv if word in COMMANDS), None)
+    modules = [module] if module is not None else list(dict.fromkeys(COMMANDS.values()))
+    is_pass = module is None and (not argv or argv[0].startswith("-"))
+    if is_pass and not {"-h", "--help"} & set(argv):
+        modules = []  # The options of a pass stand in the callback.
+    for name in modules:
+        import_module(f"reconciler.cli.{name}").register(app)
+    return app
 
 
 def main() -> None:
     """Run the command line; the console script's entry."""
-    import click
-
     try:
-        status: Any = app(standalone_mode=False)
-    except click.exceptions.Exit as stop:
+        status: Any = mounted(sys.argv[1:])(standalone_mode=False)
+    except typer.Exit as stop:
         status = stop.exit_code
-    except click.UsageError as error:
-        error.show()
-        status = USAGE
-    except click.Abort:
-        status = 130
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):
         status = 130
     except BrokenPipeError:
         status = 0
     except Exception as error:  # noqa: BLE001  (the last line of defence: a bug is said, with its place, and ends with 70)
-        status = _bug(error)
+        status = _usage(error) if hasattr(error, "format_message") else _bug(error)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _usage(error: Any) -> int:
+    """Say what is wrong with the command line. Typer carries its own copy of click's exceptions, which have no public name."""
+    error.show()
+    return USAGE
 
 
 def _bug(error: BaseException) -> int:

@@ -260,7 +260,7 @@ def _stopped(base: ServerPlan, live: LiveServer) -> ServerPlan:
     down = unit is not None and unit.phase in {"down", "not-found"}
     if down and unit is not None and unit.unit_file_state not in {"enabled", "enabled-runtime"}:
         return replace(base, outcome=Outcome.STOPPED, sentence="stopped as asked", drift=())
-    if base.old is None and not down:
+    if not base.applied and not down:
         return replace(
             base,
             action=Action.BLOCKED,

@@ -324,7 +324,7 @@ def ownership_refusal(found: LiveServer, *, adopt: bool, overwrite: bool) -> Ref
     ):
         return Refusal(
             "drifted",
-            f"{found.unit_name} was edited on the host since it was applied: `--overwrite` replaces it (it is saved first), `reconcile adopt` keeps it",
+            f"{found.unit_name} was edited on the host since it was applied: `--overwrite` replaces it (it is saved first); to keep the edit, write it into the spec",
             Reason.DRIFTED,
         )
     return None

@@ -1,0 +1,5 @@
+"""`python -m reconciler` is `reconcile`."""
+
+from reconciler.cli.entry import main
+
+main()

@@ -1,0 +1,22 @@
+"""The console script's entry: light, so that `reconcile --help` costs little more than starting Python.
+
+The top-level help is kept as text (`help.txt`, compared with the real one by a test); anything else goes to `main.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Run the command line."""
+    # No plugin of another package runs inside our models, and none is looked for.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
+    if sys.argv[1:] in (["--help"], ["-h"]):
+        sys.stdout.write((Path(__file__).parent / "help.txt").read_text(encoding="utf-8"))
+        return
+    from reconciler.cli.main import main as run
+
+    run()

@@ -1,0 +1,92 @@
+"""The command line as a whole: help, mistakes, exit codes of usage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import reconciler.cli
+
+HELP = Path(reconciler.cli.__file__).parent / "help.txt"
+
+
+def run(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the installed command line as a user would, on a terminal of 100 columns."""
+    environment = {**os.environ, "COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "reconciler", *args],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=environment,
+        check=False,
+    )
+
+
+def test_the_kept_help_is_the_real_one() -> None:
+    """What `reconcile --help` prints from a file is what the commands say of themselves.
+
+    `RECONCILER_UPDATE_GOLDEN=1` writes the file anew.
+    """
+    code = "import sys; sys.argv = ['reconcile', '--help']; from reconciler.cli.main import main; main()"
+    environment = {**os.environ, "COLUMNS": "100", "TERMINAL_WIDTH": "100", "NO_COLOR": "1"}
+    real = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    ).stdout
+    if os.environ.get("RECONCILER_UPDATE_GOLDEN") == "1":
+        HELP.write_text(real)
+    assert real == HELP.read_text()
+    assert run("--help").stdout == real
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--bogus"],
+        ["frob"],
+        ["validate", "--bogus"],
+        ["logs"],
+        ["enrol"],
+        ["--server"],
+        ["status", "-o", "xml"],
+    ],
+)
+def test_a_wrong_command_line_is_usage(args: list[str], tmp_path: Path) -> None:
+    """Exit 64, a sentence on standard error, nothing on standard output, and no talk of a bug."""
+    done = run(*args, cwd=tmp_path)
+    assert done.returncode == 64
+    assert done.stdout == ""
+    assert "Error:" in done.stderr
+    assert "bug" not in done.stderr
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    """A person who asks a command for help is shown how it is used."""
+    from reconciler.cli.main import COMMANDS
+
+    without = [
+        c
+        for c in COMMANDS
+        if c != "lab" and "reconcile " + c not in run(c, "--help").stdout.split("Options", 1)[0]
+    ]
+    assert without == []
+
+
+def test_a_missing_folder_of_specs_is_a_spec_error(tmp_path: Path) -> None:
+    """S13: no specs is never "delete all"; it is said and ends with 65."""
+    done = run("--dry-run", "--specs", str(tmp_path / "none"))
+    assert done.returncode == 65
+    assert "none" in done.stderr
+
+
+def test_a_server_that_no_spec_has_is_usage(tmp_path: Path) -> None:
+    """The names that exist are said."""
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs" / "a.yaml").write_text("apiVersion: reconciler/v1\nkind: Host\nname: one\n")
+    done = run("--dry-run", "--server", "nope", cwd=tmp_path)
+    assert done.returncode == 64
+    assert "no server 'nope'" in done.stderr
