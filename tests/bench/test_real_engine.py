@@ -78,16 +78,16 @@ def test_the_speed_is_the_one_that_the_server_saw(server: Running) -> None:
 
 def test_drafts_are_accepted_where_text_repeats(server: Running) -> None:
     """Copying a text lets drafts by lookup be accepted, and the acceptance reaches the result."""
-    line = "one two three four five six seven eight nine ten. "
+    line = "The grey heron waits at the old mill, and the old mill waits for rain."
     plan = _plan(
-        prompts=(Prompt("copy", f"{line * 3}one two three"),),
+        prompts=(Prompt("copy", f"Repeat this text exactly, word for word: {line}"),),
         concurrency=1,
         requests=1,
-        max_tokens=16,
+        max_tokens=24,
         sampling=SAMPLING["greedy"],
         salt="",
     )
-    result = measure(plan, Endpoint("127.0.0.1", server.port, "completions", "smollm2"))
+    result = measure(plan, Endpoint("127.0.0.1", server.port, "chat", "smollm2"))
     assert result.completed == 1
     assert result.accept_length is not None
     assert result.accept_length > 1.0
