@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from reconciler.bench import load, quality
 from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress
 from reconciler.bench.workloads import GREEDY_WARNING, SAMPLING, prompt_set, warm_up_set
-from reconciler.core.gate import MAX_ROUNDS, MIN_ROUNDS, Reason, Verdict, VerdictKind, judge
+from reconciler.core.gate import MIN_ROUNDS, Reason, Verdict, VerdictKind, judge
 from reconciler.core.measurement import Baseline, QualityResult, ReasonCode, RunResult
 
 if TYPE_CHECKING:
@@ -214,6 +214,3 @@ def _out_of_time(verdict: Verdict, where: str) -> Verdict:
     return replace(
         verdict, kind=VerdictKind.INCONCLUSIVE, reasons=reasons, more_rounds_wanted=False
     )
-
-
-assert MIN_ROUNDS <= MAX_ROUNDS

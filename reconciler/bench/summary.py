@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -331,8 +331,3 @@ def vllm_counters(text: str) -> dict[str, float]:
         except ValueError:
             continue
     return sums
-
-
-def texts_of(found: Iterable[Outcome]) -> list[tuple[int, str]]:
-    """Give the visible text of every request, by its number; "" where it failed."""
-    return sorted((o.record.number, o.reading.text if o.reading else "") for o in found)
