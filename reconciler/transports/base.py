@@ -23,7 +23,8 @@ class Completed:
     """What came back from a command.
 
     `exit_status` is None when the channel closed without one (killed by a signal, or connection
-    lost): unknown, never success. `truncated` says that a stream passed the cap.
+    lost): unknown, never success. `truncated` says that there may be more output than this: a stream
+    passed the cap, or what the command left running still held it when the command had ended.
     """
 
     stdout: bytes

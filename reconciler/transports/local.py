@@ -30,7 +30,7 @@ from reconciler.transports.base import (
 
 CHUNK_BYTES = 64 * 1024
 LINGER_S = 1.0
-"""How long output is still read once the command has ended: what it left running may hold its streams."""
+"""How long more output is awaited once the command has ended: what it left running may hold its streams."""
 
 SEND_LIMIT_S = 30.0
 """For a kept command to take what is sent to it. Requests are small; one that does not fit is not read."""
@@ -148,21 +148,24 @@ class _Exchange:
         self._output = {"stdout": bytearray(), "stderr": bytearray()}
         self._selector = selectors.DefaultSelector()
         self._ended_at: float | None = None
+        self._moved_at = time.monotonic()
 
     def finish(self, deadline: float, deadline_s: float) -> Completed:
         """Move bytes until the command has ended and its streams are at their end."""
         with self._selector, _pidfd(self._process.pid) as pidfd:
             self._register(pidfd)
             while self._selector.get_map():
+                until = deadline
+                if self._ended_at is not None:
+                    until = min(until, max(self._ended_at, self._moved_at) + LINGER_S)
                 now = time.monotonic()
-                if self._ended_at is not None and now >= self._ended_at + LINGER_S:
-                    break
-                if self._ended_at is None and now >= deadline:
+                if now >= until:
+                    if self._ended_at is not None:
+                        return self._completed(self._process.wait(), truncated=True)
                     raise OutcomeUnknownError(
                         "this machine",
                         f"the command had not ended after {deadline_s:g} s; it was killed",
                     )
-                until = deadline if self._ended_at is None else self._ended_at + LINGER_S
                 for key, _ in self._selector.select(until - now):
                     self._move(key)
                     if self._is_full():
@@ -189,6 +192,7 @@ class _Exchange:
         else:
             data = os.read(key.fd, CHUNK_BYTES)
             self._output[key.data] += data
+            self._moved_at = time.monotonic()
             if not data:
                 self._selector.unregister(key.fileobj)
 

@@ -463,10 +463,11 @@ class _Exchange:
 
     def _move(self, pending: memoryview) -> Completed:
         open_input = True
-        linger_until: float | None = None
+        moved_at = time.monotonic()
+        ended_at: float | None = None
         while True:
             self._bell.reset()
-            ended = self._channel.closed
+            closed, status = self._channel.closed, self._channel.exit_status
             pending = self._send(pending)
             if open_input and not pending:
                 open_input = False
@@ -474,23 +475,30 @@ class _Exchange:
             moved = self._receive()
             if len(self._stdout) > OUTPUT_CAP_BYTES or len(self._stderr) > OUTPUT_CAP_BYTES:
                 return self._completed(None, truncated=True)
-            if moved:
-                continue
-            if ended:
+            if closed and not moved:
                 return self._ended()
             now = time.monotonic()
-            if self._channel.exit_status_ready():
-                linger_until = linger_until or now + LINGER_S
-                if now >= linger_until:
-                    return self._ended()
-            elif now >= self._deadline:
-                raise OutcomeUnknownError(
-                    self._label,
-                    f"the command had not ended after {self._deadline_s:g} s; the channel was closed, "
-                    "the command may still run",
-                )
-            until = linger_until or self._deadline
+            moved_at = now if moved else moved_at
+            until = self._deadline
+            if status >= 0:
+                # Output may come after the status, but not after a silence.
+                ended_at = ended_at or now
+                until = min(until, max(ended_at, moved_at) + LINGER_S)
+            if closed or (moved and now < until):
+                continue
+            if now >= until:
+                return self._give_up(status)
             self._bell.wait(min(until - now, WINDOW_TICK_S if pending else TICK_S))
+
+    def _give_up(self, status: int) -> Completed:
+        """Stop reading. With a status the command has ended, and only its streams are still held."""
+        if status >= 0:
+            return self._completed(status, truncated=True)
+        raise OutcomeUnknownError(
+            self._label,
+            f"the command had not ended after {self._deadline_s:g} s; the channel was closed, the command "
+            "may still run",
+        )
 
     def _send(self, pending: memoryview) -> memoryview:
         try:

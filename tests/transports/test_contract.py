@@ -112,6 +112,7 @@ def test_streams_held_open(transport: Transport) -> None:
     began = time.monotonic()
     completed = transport.run("sleep 20 & echo started", b"", deadline_s=15.0)
     assert (completed.stdout, completed.exit_status) == (b"started\n", 0)
+    assert completed.truncated
     assert time.monotonic() - began < 10.0
 
 
