@@ -138,6 +138,7 @@ class Attempt:
     reboots: int = 0
     tries: int = 0
     asked: bool = False
+    aside: bool = False
     trouble_since: float | None = None
     held: bool = False
     samples: tuple[Sample, ...] = ()

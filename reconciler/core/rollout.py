@@ -22,6 +22,7 @@ from dataclasses import replace
 from reconciler.core.attempt import ORDER, Attempt, Failure, Leg, Member, Phase
 from reconciler.core.conditions import Outcome, Reason
 from reconciler.core.effect import (
+    Acted,
     Began,
     Claim,
     Claimed,
@@ -88,6 +89,9 @@ def step(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
             return replace(state, tries=state.tries + 1, asked=False), Wait(0.5, reply.message)
         case Claimed():
             return _claimed(state, reply)
+        case Acted() | Turned() if state.aside:
+            # The answer to an effect that was not the step's own says nothing about the step.
+            return _advance(replace(state, aside=False, trouble_since=None), Waited(reply.now))
         case Waited(stop=True) if state.leg is Leg.FORWARD and state.phase is not Phase.COMMIT:
             return _failed(Fail(state, Reason.INTERRUPTED, "interrupted"), reply)
         case _:
@@ -104,9 +108,9 @@ def _advance(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
             return state, claim
         if (rejection := _rejection_wanted(state)) is not None and not isinstance(reply, Turned):
             index, record = rejection
-            return _guarded(
-                state.with_members({index: {"rejection_recorded": True}}), record, reply
-            )
+            marked = state.with_members({index: {"rejection_recorded": True}})
+            marked, effect = _guarded(replace(marked, aside=True), record, reply)
+            return (marked if effect is record else state), effect
         if isinstance(reply, Observed) and _reboot_seen(state, reply):
             return _rebooted(state, reply.now)
         move = _step_of(state.phase)(state, reply)
@@ -232,7 +236,9 @@ def _taken(state: Attempt, message: str) -> tuple[Attempt, Effect]:
 def _lost(state: Attempt, reply: Lost) -> tuple[Attempt, Effect]:
     if state.phase is Phase.PREFLIGHT:
         return _unreachable(state, Unreachable(reply.now, reply.message))
-    state = replace(state, asked=False).every_member(fence=None, rejection_recorded=False)
+    state = replace(state, asked=False, aside=False).every_member(
+        fence=None, rejection_recorded=False
+    )
     return _unreachable(state, Unreachable(reply.now, reply.message))
 
 
@@ -393,6 +399,8 @@ def _rejection(member: Member, failure: Failure) -> Record:
 # -- the end ------------------------------------------------------------------------------------------------
 
 WHEN_FREE = "The server is down; the host starts the last good revision by itself once its GPUs are proven free"
+UNPROVEN = "What runs now, if anything does, is not proven; `reconcile status` shows it"
+DOWN_FOR_GPUS = frozenset({Reason.NOT_RELEASED, Reason.WEDGED, Reason.GUARD_REFUSED})
 
 SETTLED, REJECTED, NOTED, GIVEN_BACK = 1, 2, 3, 4
 """How far a member has come in the finishing step: each effect once, in this order."""
@@ -482,6 +490,11 @@ def _end(state: Attempt, failure: Failure, reply: Reply) -> tuple[Attempt, Effec
     return _finish(state, Waited(reply.now))
 
 
+def _stands(failure: Failure) -> str:
+    """Say what a way back that failed leaves behind."""
+    return WHEN_FREE if failure.reason in DOWN_FOR_GPUS else UNPROVEN
+
+
 def _revision(member: Member) -> str:
     return member.new.revision if member.new else ""
 
@@ -529,7 +542,7 @@ def _result(state: Attempt, member: Member) -> tuple[str, Outcome, Reason, str, 
             member.server,
             Outcome.ROLLBACK_FAILED,
             failure.reason,
-            f"{sentence}. Going back failed as well: {state.back_failure.sentence}. {WHEN_FREE}",
+            f"{sentence}. Going back failed as well: {state.back_failure.sentence}. {_stands(state.back_failure)}",
             old,
         )
     if state.leg is Leg.BACK:
