@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 
-from reconciler.core.errors import HostUnreachableError
+from reconciler.core.errors import HostUnreachableError, OutcomeUnknownError
 from reconciler.transports.base import Address, Completed, Session, Transport
 from reconciler.transports.relay import COMMAND, Relays
 from reconciler.transports.tunnel import Stream, listening
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INNER_PATH = f"{PATH}:/usr/local/nvidia/bin"
+SAY_WHY_S = 5.0
+"""For a tool that has ended to have its last words read."""
 
 
 class Tool(Enum):
@@ -229,7 +231,15 @@ class _HopSession:
 
     def send(self, data: bytes) -> None:
         """Write all of `data`."""
-        self._session.send(data)
+        try:
+            self._session.send(data)
+        except OutcomeUnknownError:
+            if not self._answered:
+                # The tool may have ended without entering; its complaint comes with the end of its output.
+                while self._session.receive(SAY_WHY_S):
+                    self._answered = True
+                _refuse(self._label, self._layer, self._session.stderr_tail())
+            raise
 
     def receive(self, deadline_s: float) -> bytes:
         """Return the next bytes; see `HopTransport.open` for the first."""

@@ -279,7 +279,10 @@ class _LocalSession:
             if "stderr" in names:
                 self._drain_stderr()
             if "stdout" in names:
-                return os.read(self._stdout.fileno(), CHUNK_BYTES)
+                data = os.read(self._stdout.fileno(), CHUNK_BYTES)
+                while not data and any(k.data == "stderr" for k, _ in self._reader.select(0)):
+                    self._drain_stderr()
+                return data
             if time.monotonic() >= deadline:
                 raise OutcomeUnknownError("this machine", f"no answer within {deadline_s:g} s")
 

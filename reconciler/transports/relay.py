@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from importlib import resources
 
-from reconciler.core.errors import HostError, HostUnreachableError
+from reconciler.core.errors import HostError, HostUnreachableError, OutcomeUnknownError
 from reconciler.transports.base import Session
 from reconciler.transports.relay_far import (
     AMOUNT,
@@ -102,7 +102,9 @@ class _Relay:
         greeting = f"@@reconciler-relay {secrets.token_hex(8)}"
         source = resources.files("reconciler.transports").joinpath("relay_far.py").read_bytes()
         program = source + f"\nmain({greeting!r})\n".encode()
-        self._session.send(f"{len(program)}\n".encode() + program)
+        # Where it has ended already, what it said is read below.
+        with contextlib.suppress(OutcomeUnknownError):
+            self._session.send(f"{len(program)}\n".encode() + program)
         found = b""
         mark = f"\n{greeting}\n".encode()
         deadline = time.monotonic() + START_S

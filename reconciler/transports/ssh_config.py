@@ -13,7 +13,7 @@ import getpass
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,16 +162,16 @@ class _Reading:
 
     def criterion_holds(self, kind: str, value: str, where: str) -> bool:
         """Judge one criterion that has a value."""
-        subject: Callable[[], str]
         match kind:
             case "host":
-                subject = self.host_name
+                # ssh compares names in Match without regard to case, and in Host with it.
+                patterns, subject = value.lower(), self.host_name().lower()
             case "originalhost":
-                return _pattern_list(value.split(","), self.name)
+                patterns, subject = value.lower(), self.name.lower()
             case "user":
-                subject = self.remote_user
+                patterns, subject = value, self.remote_user()
             case "localuser":
-                subject = getpass.getuser
+                patterns, subject = value, getpass.getuser()
             case "exec":
                 raise SshConfigError(
                     f"{where}: Match exec runs a shell command on this machine to decide; that is not done. "
@@ -179,7 +179,7 @@ class _Reading:
                 )
             case _:
                 raise SshConfigError(f"{where}: Match {kind} is not supported")
-        return _pattern_list(value.split(","), subject())
+        return _pattern_list(patterns.split(","), subject)
 
     def host_name(self) -> str:
         """Return the name to connect to, as far as it is known now."""
@@ -254,11 +254,11 @@ def _words(text: str) -> list[str]:
 
 
 def _pattern_list(patterns: Sequence[str], subject: str) -> bool:
-    """Match as ssh does: any pattern, unless one with `!` matches as well; case counts not."""
+    """Match as ssh does: any pattern, unless one with `!` matches as well."""
     found = False
     for pattern in patterns:
-        plain = pattern.removeprefix("!").lower().replace("[", "[[]")
-        if fnmatch.fnmatchcase(subject.lower(), plain):
+        plain = pattern.removeprefix("!").replace("[", "[[]")
+        if fnmatch.fnmatchcase(subject, plain):
             if pattern.startswith("!"):
                 return False
             found = True

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import paramiko
 from paramiko.agent import AgentSSH
@@ -51,6 +50,9 @@ LIBRARY_LOG = "paramiko"
 
 _WEAK = re.compile(r"-cbc|3des|arcfour|hmac-sha1|hmac-md5|-sha1$|group1-|^ssh-rsa$|^ssh-dss$")
 _ADDRESS = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9._:%-]{0,254}")
+_JUMP = re.compile(
+    r"(?:ssh://)?(?:(?P<user>[^@/]+)@)?(?P<host>\[[^\]]+\]|[^@:/\[\]]+)(?::(?P<port>\d{1,5}))?/?"
+)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,254}")
 
 
@@ -152,16 +154,11 @@ def _hop(name: str, user: str | None, port: int | None, config_path: Path | None
 
 def _jump(word: str) -> tuple[str, str | None, int | None]:
     """Read one jump host: `[user@]host[:port]` or `ssh://…`."""
-    text = word.strip()
-    try:
-        parts = urlsplit(text if text.startswith("ssh://") else f"ssh://{text}")
-        name, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise SshConfigError(f"ProxyJump {text!r}: {error}") from error
-    if not name:
-        raise SshConfigError(f"ProxyJump {text!r} names no host")
-    # urlsplit makes the name small; Host patterns and names are compared without case anyway.
-    return name, parts.username, port
+    found = _JUMP.fullmatch(word.strip())
+    if found is None:
+        raise SshConfigError(f"ProxyJump {word!r} is not [user@]host[:port]")
+    port = found["port"]
+    return found["host"].strip("[]"), found["user"], None if port is None else int(port)
 
 
 def connect(route: Route, host_keys: HostKeys) -> tuple[paramiko.Transport, ...]:
