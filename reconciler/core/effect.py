@@ -50,11 +50,16 @@ class GiveBack:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Observe the host: one round trip per layer."""
+    """Observe the host: one round trip per layer.
+
+    `gpus`: also the cards and everybody who holds them. It costs two calls into the driver and a scan of all
+    processes, so it is asked for where somebody judges by it and nowhere else.
+    """
 
     servers: tuple[str, ...]
     paths: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
+    gpus: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,14 +129,13 @@ def _advance(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
 def _keeps(reply: Reply, state: Attempt) -> bool:
     """An observation serves the next step as well, unless time or an effect lies between.
 
-    INSTALL and START act on entry; RELEASE wants its samples as fresh as its first one; COMMIT looks for itself.
+    INSTALL and START act on entry; RELEASE needs the cards, which no step before it looks at; COMMIT looks for itself.
     """
     return isinstance(reply, Observed) and state.phase in {
+        Phase.ACQUIRE,
         Phase.DISARM,
         Phase.DRAIN,
         Phase.STOP,
-        Phase.RELEASE,
-        Phase.ACQUIRE,
     }
 
 

@@ -88,8 +88,9 @@ Step = Callable[[Attempt, Reply], Move]
 
 
 def look(state: Attempt) -> Do:
-    """Observe all members of the attempt in one round trip."""
-    return Do(Look(tuple(m.server for m in state.members)), state)
+    """Observe all members of the attempt in one round trip; the cards only where they are judged."""
+    gpus = state.phase is Phase.RELEASE
+    return Do(Look(tuple(m.server for m in state.members), gpus=gpus), state)
 
 
 def wait(state: Attempt, seconds: float, why: str) -> Do:

@@ -292,7 +292,7 @@ def look_args(state: Attempt, effect: Look) -> dict[str, Any]:
         "kernel_cursor": None,
         "paths": list(effect.paths),
         "users": list(effect.users),
-        "gpus": True,
+        "gpus": effect.gpus,
     }
 
 
@@ -312,7 +312,9 @@ def observe(
         raise CommandFailedError(
             host.name, f"the helper would not observe: {answer.message or answer.reason}"
         )
-    outer = host.observe_outer({**args, "servers": []}, deadline_s=deadline_s)
+    outer = (
+        host.observe_outer({**args, "servers": []}, deadline_s=deadline_s) if args["gpus"] else None
+    )
     data = dict(answer.data) if outer is None else join_layers(answer.data, outer)
     return parse_live(data)
 
