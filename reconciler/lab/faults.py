@@ -151,15 +151,11 @@ def _foreign_holder(at: Scene) -> str:
 
 
 def _dcgm_exporter(at: Scene) -> str:
-    # A copy with another first line: the kernel then names the process after the file.
-    at.host.check(
-        ["bash", "-c", f"sed '1s|.*|#!/usr/bin/python3|' {HOLD} >/usr/local/bin/dcgm-exporter"]
-    )
-    at.host.check(["chmod", "755", "/usr/local/bin/dcgm-exporter"])
+    # The interpreter under another name: a monitor is known by its executable, not by what it calls itself.
+    at.host.check(["cp", "--dereference", "/usr/bin/python3", "/usr/local/bin/dcgm-exporter"])
     gpus = ",".join(_indexes(at.host))
-    _bystander(
-        at.host, "dcgm-exporter", f"/usr/local/bin/dcgm-exporter --gpu {gpus} --mib 0 --no-oom"
-    )
+    command = f"/usr/local/bin/dcgm-exporter {HOLD} --gpu {gpus} --mib 0 --no-oom"
+    _bystander(at.host, "dcgm-exporter", f"/usr/bin/env PYTHONHOME=/usr {command}")
     return f"dcgm-exporter.service has GPUs {gpus} open, as monitors do, without memory"
 
 
