@@ -110,6 +110,7 @@ class RealMachine:
         self._driver_roots = tuple(driver_roots)
         self._probe_limit_s = probe_limit_s
         self._gpu_fields = list(GPU_FIELDS_OPTIONAL)
+        self._gpu_fields_known = False
 
     # -- time, chance, identity ------------------------------------------------------------------
 
@@ -341,17 +342,24 @@ class RealMachine:
 
     def gpus(self) -> Reading:
         """Return the GPUs as the driver sees them, joined with their device nodes."""
-        first = self._probe(
-            ["--query-gpu=" + ",".join(GPU_FIELDS), "--format=csv,noheader,nounits"]
-        )
+        # Once it is known which optional fields this driver has, one call gives them all: a call costs a start of
+        # the tool, and on a driver without persistence an initialisation of every card.
+        optional = list(self._gpu_fields) if self._gpu_fields_known else []
+        fields = [*GPU_FIELDS, *optional]
+        first = self._probe(["--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"])
         if isinstance(first, str):
             return unknown(first)
-        rows = read_gpu_rows(first.exit_status, first.stdout)
+        rows = read_gpu_rows(first.exit_status, first.stdout, fields)
         if "known" not in rows:
+            self._gpu_fields_known = False
             return rows
-        extra = self._optional_fields()
+        if optional:
+            extra = read_optional_fields(first.exit_status, first.stdout, fields[1:])
+        else:
+            extra = self._optional_fields()
         if "known" not in extra:
             return extra
+        self._gpu_fields_known = True
         minors, devices = self._minors(), Devices()
         gpus = [_with_optional(row, extra["known"].get(row["uuid"], {})) for row in rows["known"]]
         for gpu in gpus:
