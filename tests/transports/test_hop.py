@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shlex
 import shutil
@@ -9,6 +10,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reconciler.core.errors import HostUnreachableError
+from reconciler.transports import relay_far
 from reconciler.transports.base import Address
 from reconciler.transports.hop import HopTransport, Layer, Tool, enter
 from reconciler.transports.local import LocalTransport
@@ -210,6 +213,24 @@ def test_complaint_of_the_command_itself(inside: HopTransport) -> None:
 
 def connect(address: Address) -> socket.socket:
     return socket.create_connection((address.host, address.port), LONG_S)
+
+
+def test_far_end_runs_on_old_pythons() -> None:
+    """What is sent into the container is Python 3.9 and imports the standard library alone."""
+    text = Path(relay_far.__file__).read_text()
+    tree = ast.parse(text, feature_version=(3, 9))
+    modules = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert modules <= sys.stdlib_module_names
 
 
 def test_other_addresses_need_no_relay(inside: HopTransport, serve: Serve) -> None:
