@@ -6,6 +6,7 @@ them with the same views, and takes everything away again, also after Ctrl-C and
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -127,8 +128,10 @@ def _rehearse(wanted: Rehearsal) -> int:
     if wanted.case == "list":
         return _list_cases(stream=wanted.stream)
     from reconciler.lab.rehearsal import Backend, choose, stage
+    from reconciler.logs import configure
     from reconciler.wiring import RealClock, engines
 
+    configure(os.environ)
     chapters, note = _chapters(wanted)
     choice = choose(Backend(wanted.backend.value))
     if not wanted.stream:
@@ -192,7 +195,10 @@ def _chapters(wanted: Rehearsal) -> tuple[Sequence[Chapter], list[str]]:
         raise UsageError(f"{wanted.specs}: there is no server to rehearse")
     chapters = chapters_of(fleet, wanted.sets, wanted.case, engines())
     cut = shortening(fleet, chapters[0].fleet)
-    return chapters, [f"cut short for the rehearsal: {cut}"] if cut else []
+    note = [f"cut short for the rehearsal: {cut}"] if cut else []
+    nodes = [h.name for h in fleet.hosts if h.proxmox is not None]
+    note += [f"{', '.join(nodes)}: played as plain hosts, without a Proxmox node"] if nodes else []
+    return chapters, note
 
 
 @contextmanager

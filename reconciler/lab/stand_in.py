@@ -31,6 +31,9 @@ GUESSED_RIGHT = 0.8
 """How often a draft token is right, so that the acceptance counters fit the speeds."""
 
 SPARE = 1.3
+TOO_SLOW = 0.3
+"""Of the usual speed: below any gate's limit, and quick enough that the gate finds it out at once."""
+
 DEFAULT_TPS = 200.0
 LOAD_S = 1.5
 MEMORY_MIB = 20_000
@@ -61,15 +64,19 @@ class StandIn:
     accept_length: float
     draft_tokens: int
     has_key: bool
+    patience_s: float = 0.0
+    """The longest first token that the gate allows; 0 without such a limit."""
     fault: Fault | None = None
 
     def options(self) -> tuple[str, ...]:
         """Give what `fakegpu-hold` needs to speak as this server, beside GPUs, address and port."""
         engine = self.engine if self.engine in {"sglang", "vllm", "llamacpp"} else "vllm"
-        speed = 5.0 if self.fault is Fault.SLOW else self.speed
-        words = ["--engine", engine, "--model", self.model, "--speed", f"{speed:g}"]
+        pace = TOO_SLOW if self.fault is Fault.SLOW else 1.0
+        words = ["--engine", engine, "--model", self.model, "--speed", f"{self.speed * pace:g}"]
         if self.total_speed:
-            words += ["--max-speed", f"{self.total_speed:g}"]
+            words += ["--max-speed", f"{self.total_speed * pace:g}"]
+        if self.fault is Fault.SLOW and self.patience_s:
+            words += ["--ttft", f"{self.patience_s / TOO_SLOW:g}"]
         if self.accept_length > 1:
             words += ["--accept-length", f"{self.accept_length:.3f}"]
             words += ["--draft-tokens", str(self.draft_tokens)]
@@ -84,6 +91,7 @@ def stand_in_of(server: Server, fault: Fault | None = None) -> StandIn:
     """Give the stand-in for a server as it is written now."""
     speed, accept, drafts = _speed(server)
     total = _demanded(server, "output_tps") * SPARE
+    total = max(total, 3 * speed) if total else 0.0
     if drafts and total and speed in SPEED_BY_STEPS.values():
         total = TOTAL_OF_FOUR_STEPS * speed / SPEED_BY_STEPS[4]
     return StandIn(
@@ -97,6 +105,7 @@ def stand_in_of(server: Server, fault: Fault | None = None) -> StandIn:
         accept_length=accept,
         draft_tokens=drafts,
         has_key=server.listen.api_key is not None,
+        patience_s=_allowed(server, "ttft"),
         fault=fault,
     )
 
@@ -128,6 +137,15 @@ def _demanded(server: Server, result: str) -> float:
     limits = (limit for run in runs for limit in run.limits)
     return max(
         (lim.value for lim in limits if lim.bound == "min" and lim.result == result), default=0.0
+    )
+
+
+def _allowed(server: Server, result: str) -> float:
+    """Give the lowest upper limit of a result in the spec's gate; 0 without one."""
+    runs = server.gate.runs if server.gate is not None else ()
+    limits = (limit for run in runs for limit in run.limits)
+    return min(
+        (lim.value for lim in limits if lim.bound == "max" and lim.result == result), default=0.0
     )
 
 

@@ -66,6 +66,7 @@ class Break:
     at: str = ""
     fault: Fault | None = None
     needs_gate: bool = False
+    needs_quality: bool = False
     needs_gpu: bool = False
 
 
@@ -119,6 +120,7 @@ BREAKS: Mapping[str, Break] = MappingProxyType(
                 (Reason.GATE_FAILED,),
                 fault=Fault.GARBAGE,
                 needs_gate=True,
+                needs_quality=True,
             ),
             Break(
                 "wrong-model",
@@ -129,8 +131,9 @@ BREAKS: Mapping[str, Break] = MappingProxyType(
             ),
             Break(
                 "guard",
-                "somebody takes a GPU between release and start: the guard refuses the start; they leave again after 8 s",
-                Outcome.APPLIED,
+                "somebody takes a GPU between release and start: the guard refuses the start; they leave after 8 s, and the old revision comes back",
+                Outcome.ROLLED_BACK,
+                (Reason.GUARD_REFUSED,),
                 at="start",
                 needs_gpu=True,
             ),
@@ -263,14 +266,28 @@ def _victim(before: Fleet, after: Fleet, case: Break) -> str:
     old = {s.name: s for s in before.servers}
     moved = [s for s in after.servers if old.get(s.name) != s] or list(after.servers)
     for server in moved:
-        if server.state != "running" or server.suspend:
-            continue
-        if (case.needs_gate and server.gate is None) or (case.needs_gpu and not server.gpus):
-            continue
-        return server.name
-    what = "a gate" if case.needs_gate else "a GPU" if case.needs_gpu else "to run"
+        if server.state == "running" and not server.suspend and _fits(server, case):
+            return server.name
+    what = (
+        "a gate with quality"
+        if case.needs_quality
+        else "a gate"
+        if case.needs_gate
+        else "a GPU"
+        if case.needs_gpu
+        else "to run"
+    )
     names = ", ".join(s.name for s in moved) or "none"
     raise UsageError(f"--break {case.name} needs a server that has {what}; of {names} none does")
+
+
+def _fits(server: Server, case: Break) -> bool:
+    """Say whether a server has what the case is about."""
+    if case.needs_gpu and not server.gpus:
+        return False
+    if case.needs_quality and (server.gate is None or server.gate.quality == "off"):
+        return False
+    return not case.needs_gate or server.gate is not None
 
 
 # -- documents --------------------------------------------------------------------------------------------------
