@@ -72,6 +72,7 @@ from reconciler.helper.records import (
     number_of,
     read_json,
     record_of,
+    refused_path,
     server_of_unit,
     state_path,
     text_of,
@@ -625,9 +626,23 @@ def settle(act: Act) -> Dict[str, Any]:
             raise Refused("UnitActive", f"{unit} is {unit_phase(props)}")
         if act.machine.kind(f"{PERMANENT}/{unit}") == "file":
             act.changes.disable(unit)
+        act.changes.remove(refused_path(unit))
+    owed = what == "undone" and unit_phase(props) == "down" and is_wanted(act, props)
+    if owed:
+        # It ran before this rollout and could not be brought back: the tick starts it once its GPUs are free (L9).
+        mark = {"version": RECORD_VERSION, "unit": unit, "outcome": "refused", "reason": "owed"}
+        act.changes.write(refused_path(unit), encoded(mark))
     arm_again(act, unit, keep_trial=what in ("kept", "held"))
     drop_rollout(act, keep_intent=what == "held")
+    if owed and props.get("ActiveState") == "failed":
+        act.machine.reset_failed(unit)
     return {}
+
+
+def is_wanted(act: Act, props: Dict[str, Any]) -> bool:
+    """Say whether a unit should run when no rollout has a say: it ran before this one, or starts at boot."""
+    deadline = act.record("deadline") or {}
+    return deadline.get("was_up") is True or props.get("UnitFileState") == "enabled"
 
 
 def state_of(props: Dict[str, Any]) -> Dict[str, Any]:

@@ -164,7 +164,7 @@ def drop_in_path(unit: str) -> str:
 
 
 def refused_path(unit: str) -> str:
-    """Return the path of the mark that the guard leaves when it cannot write its record."""
+    """Return the path of the mark that the tick owes the unit a start; the guard leaves it when it cannot write its record."""
     return f"{RUN}/{unit}.refused"
 
 

@@ -405,28 +405,35 @@ def give_lease_back(act: Act) -> None:
 
 
 def retry_start(machine: Machine, server: str) -> None:
-    """Start a unit again that the guard has refused, once nothing stands in its way any more."""
+    """Start a unit again that the guard has refused, once nothing stands in its way any more.
+
+    A mark says the same where the guard was never asked: a rollout that failed both ways left the server down.
+    """
     guard = read_record(machine, server, "guard") or {}
-    if read_record(machine, server, "applied") is None or living_lease(machine, server) is not None:
+    bindings = read_record(machine, server, "bindings") or {}
+    unit = unit_name(bindings.get("unit"))
+    marked = machine.kind(refused_path(unit)) != "missing"
+    if not marked and read_record(machine, server, "applied") is None:
+        return
+    if living_lease(machine, server) is not None:
         return
     if any(read_record(machine, server, name) is not None for name in ("intent", "hold")):
         return
-    bindings = read_record(machine, server, "bindings") or {}
-    unit = unit_name(bindings.get("unit"))
     props = phase_reading(machine.unit(unit), unit)
-    if unit_phase(props) != "down" or props.get("UnitFileState") != "enabled":
+    if unit_phase(props) != "down" or (props.get("UnitFileState") != "enabled" and not marked):
         return
     if props.get("ActiveState") != "inactive":
         return
     # An enabled unit that was never active in this boot was not stopped by a person: its start failed.
     never_up = props.get("ActiveEnterTimestampMonotonic") == 0
-    marked = machine.kind(refused_path(unit)) != "missing"
     if guard.get("outcome") != "refused" and not marked and not never_up:
         return
     try:
         check_start(machine, server, unit)
     except Refused:
         return
+    if marked:
+        machine.remove(refused_path(unit))  # Owed once: what a person stops later stays down.
     machine.start(unit)
 
 

@@ -202,6 +202,27 @@ class TestRetry:
         running.host.world.advance(120)
         assert running.props()["ActiveState"] == "inactive"
 
+    def test_a_rollout_that_failed_both_ways_leaves_a_server_that_comes_back(
+        self, running: Controller
+    ) -> None:
+        """Stopped, its GPU held by somebody, undone: down until the GPU is free, then up again, once (L9)."""
+        host = running.host.host
+        running.claim(takeover=True)
+        running.disarm()
+        running.done("stop", unit=UNIT, invocation=running.props()["InvocationID"])
+        running.host.world.advance(3)
+        stranger = host.add_process(gpus=(0,), mib=500)
+        running.done("settle", unit=UNIT, what="undone")
+        running.done("claim", holder="tester", ttl_s=0, takeover=False)
+        running.host.world.advance(200)
+        assert running.props()["ActiveState"] == "inactive"
+        host.end(stranger)
+        running.host.world.advance(100)
+        assert running.props()["ActiveState"] == "active"
+        running.host.systemd.stop(UNIT)
+        running.host.world.advance(120)
+        assert running.props()["ActiveState"] == "inactive"
+
     @pytest.mark.parametrize("record", ["hold", "intent"])
     def test_a_hold_or_a_rollout_keeps_the_tick_away(
         self, running: Controller, record: str
