@@ -110,7 +110,7 @@ def connected_host(host: Host, state_dir: Path) -> ConnectedHost:
             sudo=uses_sudo(host, pin),
             installed=pin.digest if pin is not None else None,
         ),
-        outer=HelperChannel(host.name, outer) if outer is not None else None,
+        outer=HelperChannel(host.name, outer, keep=True) if outer is not None else None,
         pin=pin,
         transports=used,
     )

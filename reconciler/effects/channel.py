@@ -2,7 +2,8 @@
 
 The login shell only ever sees one of the constants below; the request travels on standard input. Whatever a profile, a
 banner or a locale warning prints around the frame is ignored, and an answer without its end mark is no answer (F39,
-F45). An installed helper is kept running and asked again and again; the carried one answers once.
+F45). An installed helper is kept running and asked again and again; a carried one answers once, or is kept as well
+where it is asked often.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from reconciler.transports.base import Completed, Session, Transport
 PYTHON = "/usr/bin/python3"
 LIBRARY = "/usr/local/lib/reconciler"
 CARRIED_COMMAND = f"exec {PYTHON} -I -S -"
+CARRIED_AND_KEPT_COMMAND = (
+    f'exec {PYTHON} -I -S -c "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"'
+)
 CARRIED_AS_ROOT_COMMAND = f"exec sudo -n -- {PYTHON} -I -S -"
 
 ANSWER_CAP_BYTES = 4 * 1024 * 1024
@@ -88,21 +92,28 @@ def as_answer(data: Mapping[str, Any]) -> Answer:
 class HelperChannel:
     """One layer's helper: installed where it can be, carried for what needs no installation.
 
-    Which of the two is decided by `installed`: the digest that enrolment pinned, or None.
+    Which of the two is decided by `installed`: the digest that enrolment pinned, or None. `keep` carries the program once
+    for all requests: sending and compiling it takes longer than a look.
     """
 
     host: str
     transport: Transport
     sudo: bool = False
     installed: str | None = None
+    keep: bool = False
     fresh_nonce: Callable[[], str] = lambda: secrets.token_hex(16)
     _session: Session | None = field(default=None, repr=False)
 
     def call(self, request: Request, *, deadline_s: float) -> Answer:
         """Ask once. See `HostPort.call` for what is raised."""
         nonce = self.fresh_nonce()
-        if self.installed is None:
-            return self._carried(request, nonce, deadline_s)
+        if self.installed is None and request.verb in MUTATING:
+            message = "the helper is not installed, so nothing can be changed here: run `reconcile enrol` for this host"
+            raise CommandFailedError(self.host, message)
+        if self.installed is None and not self.keep:
+            return self._once(
+                CARRIED_COMMAND, build.carried(wire(request, nonce)), nonce, deadline_s
+            )
         return self._kept(request, nonce, deadline_s)
 
     def carried_as_root(self, request: Request, *, deadline_s: float) -> Answer:
@@ -116,12 +127,6 @@ class HelperChannel:
         if self._session is not None:
             self._session.close()
             self._session = None
-
-    def _carried(self, request: Request, nonce: str, deadline_s: float) -> Answer:
-        if request.verb in MUTATING:
-            message = "the helper is not installed, so nothing can be changed here: run `reconcile enrol` for this host"
-            raise CommandFailedError(self.host, message)
-        return self._once(CARRIED_COMMAND, build.carried(wire(request, nonce)), nonce, deadline_s)
 
     def _once(self, command: str, stdin: bytes, nonce: str, deadline_s: float) -> Answer:
         done = self.transport.run(command, stdin, deadline_s=deadline_s)
@@ -147,12 +152,14 @@ class HelperChannel:
 
     def _kept(self, request: Request, nonce: str, deadline_s: float) -> Answer:
         """Ask the running helper; start one when there is none. A session that breaks is never used again."""
-        assert self.installed is not None, "only an installed helper is kept"
         fresh = self._session is None
-        if self._session is None:
-            self._session = self.transport.open(installed_command(self.installed, sudo=self.sudo))
-        session = self._session
         line = json.dumps(wire(request, nonce), separators=(",", ":")).encode() + b"\n"
+        if self._session is None and self.installed is not None:
+            self._session = self.transport.open(installed_command(self.installed, sudo=self.sudo))
+        elif self._session is None:
+            self._session = self.transport.open(CARRIED_AND_KEPT_COMMAND)
+            line = build.kept() + line
+        session = self._session
         try:
             session.send(line)
             return self._receive(session, nonce, deadline_s)

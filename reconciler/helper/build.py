@@ -73,6 +73,12 @@ def carried(request: Mapping[str, Any]) -> bytes:
     return f'{program()}\nmain_carried(b"{data}")\n'.encode()
 
 
+def kept() -> bytes:
+    """Return the program, its length in a line before it, for a Python that reads it so and then goes on with requests."""
+    data = f"{program()}\nmain_kept()\n".encode()
+    return b"%d\n" % len(data) + data
+
+
 def body_of(source: str, tree: ast.Module) -> str:
     """Return a part without its docstring, its own imports, and `__all__`."""
     lines = source.splitlines()
@@ -148,4 +154,4 @@ def require_standard(part: str, module: str) -> None:
         raise BuildError(f"{part}.py imports {module}, which is not in the standard library")
 
 
-__all__ = ["BuildError", "carried", "digest", "program"]
+__all__ = ["BuildError", "carried", "digest", "kept", "program"]

@@ -41,13 +41,18 @@ def main_installed(argv: List[str], stdin: BinaryIO, stdout: BinaryIO) -> int:
     if argv:
         print("usage: helper [guard UNIT | tick]", file=sys.stderr)  # noqa: T201
         return 64
+    return serve(machine, sys.argv[0], stdin, stdout)
+
+
+def serve(machine: Machine, program: Optional[str], stdin: BinaryIO, stdout: BinaryIO) -> int:
+    """Answer request after request until the end of input; return the exit status."""
     while True:
         line = stdin.readline(REQUEST_CAP_BYTES + 1)
         if not line:
             return 0
         if len(line) > REQUEST_CAP_BYTES:
             return 65
-        respond(line, machine, sys.argv[0], stdout)
+        respond(line, machine, program, stdout)
 
 
 def main_unit(argv: List[str]) -> None:
@@ -59,6 +64,12 @@ def main_carried(request: bytes) -> None:
     """Answer the one request that travelled inside the program."""
     keep_going()
     respond(base64.b64decode(request), RealMachine(), None, sys.stdout.buffer)
+
+
+def main_kept() -> None:
+    """Answer, carried, request after request: a host where nothing is installed is looked at many times in a rollout."""
+    keep_going()
+    sys.exit(serve(RealMachine(), None, sys.stdin.buffer, sys.stdout.buffer))
 
 
 def respond(line: bytes, machine: Machine, program: Optional[str], stdout: BinaryIO) -> None:
@@ -78,5 +89,5 @@ def respond(line: bytes, machine: Machine, program: Optional[str], stdout: Binar
         pass  # Nobody listens any more; the answer is kept under its nonce.
 
 
-if __name__ == "__main__" and sys.argv[0] != "-":
+if __name__ == "__main__" and sys.argv[0] not in ("-", "-c"):
     sys.exit(main_installed(sys.argv[1:], sys.stdin.buffer, sys.stdout.buffer))

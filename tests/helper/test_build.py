@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from reconciler.effects.channel import CARRIED_AND_KEPT_COMMAND
 from reconciler.helper import build
 
 OBSERVE = {
@@ -128,6 +129,25 @@ def test_the_installed_program_answers_request_after_request(tmp_path: Path) -> 
     )
     assert ran.stdout.count(b"@@reconciler-begin") == 3
     assert ran.stdout.count(b'"reason":"BadRequest"') == 1
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_carried_program_may_be_kept(shell: str) -> None:
+    """The program is sent once and answers request after request; nothing that changes a host is done, cut in two it is silent."""
+    claim = OBSERVE | {"verb": "claim", "server": "qwen", "args": {"holder": "a", "ttl_s": 60}}
+    lines = b"".join(json.dumps(request).encode() + b"\n" for request in (OBSERVE, claim, OBSERVE))
+    sent = build.kept() + lines
+    for cut in (len(sent), len(build.kept()) // 2):
+        ran = subprocess.run(
+            [shell, "-c", CARRIED_AND_KEPT_COMMAND],
+            input=sent[:cut],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        whole = cut == len(sent)
+        assert ran.stdout.count(b"@@reconciler-begin") == (3 if whole else 0), ran.stderr
+        assert ran.stdout.count(b'"outcome":"done"') == (2 if whole else 0)
 
 
 def test_the_request_travels_as_it_is() -> None:
