@@ -249,13 +249,8 @@ def _signalled(line: str) -> list[str]:
         return []
     after = entry.get("after") or {}
     results = after.get("results") if isinstance(after, dict) else None
-    name = (
-        {"15": "SIGTERM", "9": "SIGKILL"}.get(str(after.get("signal")), "a signal")
-        if results
-        else ""
-    )
     return [
-        f"pid {r.get('pid')} ({name} by reconcile)"
+        f"pid {r.get('pid')} (signalled by reconcile)"
         for r in results or ()
         if isinstance(r, dict) and r.get("result") == "sent"
     ]
