@@ -332,8 +332,9 @@ def release_gpus(state: Attempt, reply: Reply) -> Move:
     members = [m for m in state.members if not untouched(state, m, reply.live.server(m.server))]
     waited = reply.now - (state.entered or reply.now)
     state = replace(state, samples=(*state.samples[-20:], release.sample_of(reply.live, reply.now)))
-    if (learn := _baseline_wanted(members, reply.live, waited)) is not None:
-        return Do(learn, replace(state, samples=()))
+    if (learn := _baseline_wanted(state, members, reply.live, waited)) is not None:
+        noted = (*state.escalated, (f"{learn.server}/{LEARN}", waited))
+        return Do(learn, replace(state, samples=(), escalated=noted))
     blocked: list[str] = []
     worst = "released"
     for member in members:
@@ -370,15 +371,26 @@ LEARN_AFTER_S = 3.0
 """A card whose server has just ended goes on giving memory back for seconds; what it uses only then is its floor."""
 
 
-def _baseline_wanted(members: Sequence[Member], live: LiveHost, waited: float) -> Learn | None:
+LEARN_EVERY_S = 2.0
+"""Between two askings. In between the ladder is looked at at least once, however slow a look is: its limit must be seen."""
+
+LEARN = "LEARN"
+
+
+def _baseline_wanted(
+    state: Attempt, members: Sequence[Member], live: LiveHost, waited: float
+) -> Learn | None:
     """Have the idle use of a card learned that was busy at enrolment, once its server is down.
 
     The host learns only what nobody but housekeeping holds and what is small enough to be a floor; asked again each few
     seconds until it has, or the release's limit ends the wait.
     """
+    if len(state.samples) < 2:
+        return None
     for member in members:
         unlearned = [uuid for uuid in member.gpus if not live.has_baseline(uuid)]
-        if unlearned and waited >= LEARN_AFTER_S and int(waited * 2) % 4 == 0:
+        asked = dict(_escalations(state, member)).get(LEARN, -LEARN_EVERY_S)
+        if unlearned and waited >= LEARN_AFTER_S and waited - asked >= LEARN_EVERY_S:
             return Learn(member.server)
     return None
 
