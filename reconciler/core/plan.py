@@ -20,7 +20,7 @@ from reconciler.core.conditions import Outcome, Reason
 from reconciler.core.desired import ORIGINAL, Budgets, Target, text_sha256
 from reconciler.core.diff import Drift, drift_of
 from reconciler.core.live import Known, LiveServer, Unknown
-from reconciler.core.preflight import ownership_refusal
+from reconciler.core.preflight import ownership_refusal, unit_refusal
 from reconciler.core.revision import Change, EffectClass
 
 
@@ -158,6 +158,8 @@ def plan_server(
 
     `recorded` holds targets of revisions that the host keeps, at least of the applied one.
     """
+    if (refusal := unit_refusal(live)) is not None:
+        return _still(wish, Action.BLOCKED, Outcome.REFUSED, refusal.reason, refusal.sentence)
     records = live.known_records
     if isinstance(live.unit, Unknown) or records is None or isinstance(live.permanent, Unknown):
         why = next(

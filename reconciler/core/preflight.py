@@ -127,12 +127,8 @@ def _unit(member: Member, found: LiveServer) -> Iterator[Refusal]:
         )
         return
     unit = found.unit.value
-    if unit.load_state == "masked":
-        yield Refusal(
-            "masked",
-            f"{member.unit} is masked: somebody decided that it must not run; it is never unmasked",
-            Reason.NOT_OURS,
-        )
+    if (refusal := unit_refusal(found)) is not None:
+        yield refusal
     elif unit.load_state not in {"loaded", "not-found"}:
         yield Refusal(
             "unit-file",
@@ -152,12 +148,6 @@ def _unit(member: Member, found: LiveServer) -> Iterator[Refusal]:
         )
     if isinstance(found.files, Known):
         files = found.files.value
-        if files.link:
-            yield Refusal(
-                "symlink",
-                f"{files.fragment} is a symbolic link; only a plain file is replaced",
-                Reason.NOT_OURS,
-            )
         if files.package:
             yield Refusal(
                 "package",
@@ -171,6 +161,23 @@ def _unit(member: Member, found: LiveServer) -> Iterator[Refusal]:
                     f"{path} changes the unit; put what it says into the spec and remove it",
                     Reason.NOT_OURS,
                 )
+
+
+def unit_refusal(found: LiveServer) -> Refusal | None:
+    """Refuse a unit that is no plain file: masked, or a link to somewhere else (F63). Its text is not even read."""
+    if isinstance(found.unit, Known) and found.unit.value.load_state == "masked":
+        return Refusal(
+            "masked",
+            f"{found.unit_name} is masked: somebody decided that it must not run; it is never unmasked",
+            Reason.NOT_OURS,
+        )
+    if isinstance(found.files, Known) and found.files.value.link:
+        return Refusal(
+            "symlink",
+            f"{found.files.value.fragment} is a symbolic link; only a plain file is replaced",
+            Reason.NOT_OURS,
+        )
+    return None
 
 
 def _records(found: LiveServer) -> Iterator[Refusal]:
