@@ -133,14 +133,14 @@ def _rehearse(wanted: Rehearsal) -> int:
 
     configure(os.environ)
     chapters, note = _chapters(wanted)
-    choice = choose(Backend(wanted.backend.value))
+    whole = replace(chapters[-1].fleet, servers=tuple(s for c in chapters for s in c.fleet.servers))
+    choice = choose(Backend(wanted.backend.value), whole, chapters[-1].broken)
     if not wanted.stream:
         out_markup(
             [f"[bold]Rehearsal[/] on the {choice.backend.value} backend: {_safe(choice.why)}"]
         )
         out_markup([f"[dim]{_safe(line)}[/]" for line in note])
     clock = RealClock()
-    whole = replace(chapters[-1].fleet, servers=tuple(s for c in chapters for s in c.fleet.servers))
     ends: list[ChapterEnd] = []
     with (
         _interruptible(clock),

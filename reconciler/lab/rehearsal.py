@@ -93,34 +93,42 @@ class Stage(Protocol):
         ...
 
 
-def choose(wanted: Backend) -> Choice:
-    """Choose a backend by what this machine allows.
+def choose(wanted: Backend, fleet: Fleet, case: Break | None = None) -> Choice:
+    """Choose a backend by what this machine and what is played allow.
 
     Raises:
-        UsageError: Lab hosts are wanted, and this machine cannot run them.
+        UsageError: Lab hosts are wanted, and they cannot be had here or cannot play this.
     """
     if wanted is Backend.SIMULATED:
-        return Choice(
-            Backend.SIMULATED, "as asked: hosts simulated in this process, real HTTP for the gate"
-        )
-    missing = available()
+        return Choice(Backend.SIMULATED, f"as asked: {SIMULATION}")
+    missing = [*available(), *_beyond_systemd(fleet, case)]
     if wanted is Backend.SYSTEMD:
         if missing:
             raise UsageError(
-                f"this machine cannot run hosts with a real systemd: {'; '.join(missing)}. Leave --backend out: the simulated one needs nothing"
+                f"hosts with a real systemd cannot be used for this: {'; '.join(missing)}. Leave --backend out: the simulated one can"
             )
-        return Choice(
-            Backend.SYSTEMD, "as asked: containers with a real systemd and sshd on this machine"
-        )
+        return Choice(Backend.SYSTEMD, f"as asked: {CONTAINERS}")
     if missing:
         return Choice(
-            Backend.SIMULATED,
-            f"no hosts with a real systemd here ({missing[-1] if len(missing) == 1 else '; '.join(missing)}); simulated in this process, real HTTP for the gate",
+            Backend.SIMULATED, f"{SIMULATION}; no real systemd because: {'; '.join(missing)}"
         )
-    return Choice(
-        Backend.SYSTEMD,
-        "root and systemd-nspawn are here: containers with a real systemd and sshd on this machine",
-    )
+    return Choice(Backend.SYSTEMD, f"root and systemd-nspawn are here: {CONTAINERS}")
+
+
+SIMULATION = "hosts simulated in this process, real HTTP for the gate"
+CONTAINERS = "containers with a real systemd and sshd on this machine"
+
+
+def _beyond_systemd(fleet: Fleet, case: Break | None) -> list[str]:
+    """Say what a lab host cannot play of this."""
+    reasons = [
+        f"{server.name} names GPUs by UUID or bus id, and those of a lab host are its own"
+        for server in fleet.servers
+        if any(isinstance(gpu, str) for gpu in server.gpus)
+    ]
+    if case is not None and case.only_simulated:
+        reasons.append(f"--break {case.name} is for simulated hosts only")
+    return list(dict.fromkeys(reasons))
 
 
 def stage(

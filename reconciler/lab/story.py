@@ -68,6 +68,7 @@ class Break:
     needs_gate: bool = False
     needs_quality: bool = False
     needs_gpu: bool = False
+    only_simulated: bool = False
 
 
 BREAKS: Mapping[str, Break] = MappingProxyType(
@@ -145,9 +146,10 @@ BREAKS: Mapping[str, Break] = MappingProxyType(
             ),
             Break(
                 "reboot",
-                "the host loses power while the new server loads (only the simulated host can)",
+                "the host loses power while the new server loads (simulated hosts only)",
                 Outcome.APPLIED,
                 at="ready",
+                only_simulated=True,
             ),
         )
     }

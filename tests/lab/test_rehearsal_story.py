@@ -7,6 +7,7 @@ import pytest
 from reconciler.core.errors import SpecError, UsageError
 from reconciler.core.fleet import Fleet, load_fleet
 from reconciler.lab.rehearsal import CASES as SIMULATED_CASES
+from reconciler.lab.rehearsal import Backend, choose
 from reconciler.lab.rehearsal_hosts import CASES as SYSTEMD_CASES
 from reconciler.lab.stand_in import SPEED_BY_STEPS, Fault, stand_in_of
 from reconciler.lab.story import BREAKS, FLEET, changed, chapters_of, shortened, shortening, story
@@ -129,7 +130,18 @@ def test_the_story_has_four_chapters_that_end_differently() -> None:
 def test_every_case_is_played_or_refused_by_name() -> None:
     """Each backend knows each case, but the power cut that only the simulated host can have."""
     assert set(SIMULATED_CASES) == set(BREAKS)
-    assert set(BREAKS) - set(SYSTEMD_CASES) == {"reboot"}
+    assert set(BREAKS) - set(SYSTEMD_CASES) == {n for n, b in BREAKS.items() if b.only_simulated}
+
+
+def test_auto_takes_simulated_hosts_where_lab_hosts_cannot_play_it(fleet: Fleet) -> None:
+    """The reason is said; whoever insists on a real systemd is told why not."""
+    named = changed(fleet, ["qwen.gpus=['0000:3b:00.0', 1, 2, 3]"], engines())
+    for specs, case in ((named, None), (fleet, BREAKS["reboot"])):
+        choice = choose(Backend.AUTO, specs, case)
+        assert choice.backend is Backend.SIMULATED
+        assert "no real systemd because" in choice.why
+        with pytest.raises(UsageError, match="cannot be used for this"):
+            choose(Backend.SYSTEMD, specs, case)
 
 
 def test_a_case_without_a_second_commit_makes_one(fleet: Fleet) -> None:
