@@ -340,7 +340,7 @@ def _carry_all(
                 )
                 state = resume(attempt) if attempt.resumed else attempt
                 for result in carry(state, Performer(ports), watcher.turn):
-                    done[result.server] = result
+                    done[result.server] = moved_on(result, acting)
     except (HostError, StoreError) as error:
         for plan in acting:
             unknown = ServerResult(
@@ -348,6 +348,20 @@ def _carry_all(
             )
             done.setdefault(plan.wish.server, unknown)
     return done
+
+
+def moved_on(result: ServerResult, acting: list[ServerPlan]) -> ServerResult:
+    """Say that a rollout that was gone on with is not what is wanted by now: only the plan that was shown is carried out (S20)."""
+    plan = next((p for p in acting if p.wish.server == result.server), None)
+    wanted = plan.wish.target if plan is not None and plan.action is Action.RESUME else None
+    if (
+        result.outcome is not Outcome.APPLIED
+        or wanted is None
+        or wanted.revision == result.revision
+    ):
+        return result
+    sentence = f"the rollout that was left half-way is finished ({result.revision[:12]} applied); the spec has moved on since: run again"
+    return replace(result, outcome=Outcome.WAITING, reason=Reason.SPEC_MOVED_ON, sentence=sentence)
 
 
 # -- watching ---------------------------------------------------------------------------------------------------

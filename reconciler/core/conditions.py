@@ -47,6 +47,7 @@ class Reason(StrEnum):
     SUSPENDED = "Suspended"
     HOLD = "Hold"
     GATE_CHANGED = "GateChanged"
+    SPEC_MOVED_ON = "SpecMovedOn"
     # not known
     UNREACHABLE = "Unreachable"
     UNREADABLE = "Unreadable"
