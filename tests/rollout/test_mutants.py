@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 
 from reconciler.core import release, rollout, steps
+from reconciler.core.attempt import Attempt, Member
+from reconciler.core.desired import Budgets
 from reconciler.core.effect import Began, Measured, Unreachable
 from reconciler.effects import perform
 from reconciler.engines import custom
-from reconciler.helper import guard, protocol, readings
+from reconciler.helper import acts, guard, protocol, readings
+from reconciler.lab import schedule
 from reconciler.lab.oracle import ViolationError
 from reconciler.lab.schedule import STORIES, Fault, Striker, run
 from reconciler.lab.simulated import SimulatedHost
@@ -100,7 +104,6 @@ def test_killing_whatever_holds_the_card_breaks_s3(monkeypatch: pytest.MonkeyPat
 
     for module in (readings, guard):
         monkeypatch.setattr(module, "classify_holder", everybody_is_ours, raising=False)
-    from reconciler.helper import acts
 
     monkeypatch.setattr(acts, "classify_holder", everybody_is_ours, raising=False)
     with_stranger(monkeypatch)
@@ -145,8 +148,6 @@ def with_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def reboot_in_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the host lose power once while the gate measures."""
-    from reconciler.lab import schedule
-
     real: Callable[..., Any] = schedule.controller_world
     done: list[bool] = []
 
@@ -160,8 +161,6 @@ def reboot_in_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
                 host.simulated.reboot()
             return gate(target, engine, host, baseline, **more)
 
-        import dataclasses
-
         return dataclasses.replace(made, gate=measured)
 
     monkeypatch.setattr(schedule, "controller_world", world)
@@ -169,9 +168,6 @@ def reboot_in_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_step_machine_always_answers() -> None:
     """L6: the first step of any attempt is an effect, never an exception."""
-    from reconciler.core.attempt import Attempt, Member
-    from reconciler.core.desired import Budgets
-
     member = Member("s", "s.service", None, None, Budgets())
     _, effect = rollout.step(Attempt("a", "h", (member,)), Began(0.0))
     assert effect is not None
