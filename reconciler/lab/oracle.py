@@ -136,8 +136,8 @@ class Oracle:
     # -- what is true ---------------------------------------------------------------------------------------
 
     def _one_server_a_gpu(self) -> None:
-        for gpu, servers in self.simulated.host.serving_units().items():
-            servers = {s for s in servers if s[0] in self.units.values()}
+        for gpu, holders in self.simulated.host.serving_units().items():
+            servers = {h for h in holders if h[0] in self.units.values()}
             if len(servers) > 1:
                 raise self._broken("S1", f"GPU {gpu} is held by {sorted(map(str, servers))}")
 

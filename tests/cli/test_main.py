@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import reconciler.cli
+from reconciler.cli.main import COMMANDS
 
 HELP = Path(reconciler.cli.__file__).parent / "help.txt"
 
@@ -66,8 +67,6 @@ def test_a_wrong_command_line_is_usage(args: list[str], tmp_path: Path) -> None:
 
 def test_every_command_has_help_with_an_example() -> None:
     """A person who asks a command for help is shown how it is used."""
-    from reconciler.cli.main import COMMANDS
-
     without = [
         c
         for c in COMMANDS

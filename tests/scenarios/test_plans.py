@@ -230,7 +230,7 @@ def pair(first: str, second: str) -> str:
         .replace("gpus: [0, 1]", f"gpus: {second}")
         .replace("30000", "31000")
     )
-    return "---\n".join([host, one, two])
+    return f"{host}---\n{one}---\n{two}"
 
 
 SCENARIOS: list[Callable[[Stage], str]] = [
