@@ -126,7 +126,9 @@ def history_lines(server: str, history: Sequence[Mapping[str, Any]]) -> list[str
         return [f"no rollout of {safe(server)} is recorded on its host"]
     lines = []
     for entry in history:
-        at = datetime.fromtimestamp(float(entry.get("at") or 0), tz=UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+        at = datetime.fromtimestamp(float(entry.get("at") or 0), tz=UTC).strftime(
+            "%Y-%m-%d %H:%M:%SZ"
+        )
         outage = entry.get("outage_s")
         down = f", out for {outage:.1f} s" if isinstance(outage, int | float) else ""
         took = entry.get("took_s")
