@@ -242,7 +242,8 @@ def _negotiate(
     try:
         _restrict(transport, pinned)
         remaining = max(0.1, deadline - time.monotonic())
-        transport.banner_timeout = transport.handshake_timeout = remaining
+        # Ours passes first, so that a silent host is always told in the same words.
+        transport.banner_timeout = transport.handshake_timeout = remaining + 5.0
         done = threading.Event()
         transport.start_client(event=done)
         agreed = done.wait(remaining) and transport.is_active()

@@ -206,11 +206,6 @@ class Proxy:
         """Lead new connections to another port."""
         self._target = port
 
-    def wait_for_more(self, than: int) -> None:
-        """Wait until more bytes than that have come back from the server."""
-        with self._passed:
-            assert self._passed.wait_for(lambda: self.passed_to_client > than, START_S)
-
     def _spawn(self, work: Callable[..., None], *args: object) -> None:
         thread = threading.Thread(target=work, args=args, daemon=True)
         self._threads.append(thread)

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,6 @@ from transports.loopback import START_S, Client, Keys, Proxy, Servers, Sshd, fre
 
 import reconciler
 from reconciler.core.errors import (
-    HostError,
     HostIdentityError,
     HostUnreachableError,
     OutcomeUnknownError,
@@ -696,32 +696,34 @@ def read_once(host: str, port: int) -> bytes:
 # What is known after a cut.
 
 
-def test_cut_in_mid_command(proxy: Proxy, client: Client) -> None:
+def test_cut_in_mid_command(proxy: Proxy, client: Client, tmp_path: Path) -> None:
     """A connection that is lost while a command runs leaves its outcome unknown (F36)."""
     client.pin(proxy.port)
-    with client.transport(proxy.port) as transport:
-        run(transport)
-        session = transport.open("exec cat")  # Tells us when the connection is there.
-        answers: list[HostError] = []
-
-        def wait_for_it() -> None:
-            try:
-                transport.run("echo begun >&2; exec sleep 20", b"", deadline_s=LONG_S)
-            except HostError as error:
-                answers.append(error)
-
-        passed = proxy.passed_to_client
-        thread = threading.Thread(target=wait_for_it)
-        thread.start()
-        proxy.wait_for_more(passed)
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    with client.transport(proxy.port) as transport, ThreadPoolExecutor(1) as pool:
+        session = transport.open("exec cat")
+        answer = pool.submit(
+            transport.run, f"echo begun > {begun}; exec sleep 20", b"", deadline_s=LONG_S
+        )
+        assert begun.read_text() == "begun\n"  # Waits for the command to say so.
         proxy.cut()
-        thread.join(START_S)
-        assert [type(answer) for answer in answers] == [OutcomeUnknownError]
+        with pytest.raises(OutcomeUnknownError, match="connection was lost"):
+            answer.result(START_S)
         with pytest.raises(OutcomeUnknownError):
             session.receive(LONG_S)
         session.close()
         # The next command finds a new connection by itself.
         assert run(transport) == b"ok\n"
+
+
+def test_cut_before_the_command_was_sent(proxy: Proxy, client: Client) -> None:
+    """A connection that died since it was last used is replaced: nothing was executed on it (F35)."""
+    client.pin(proxy.port)
+    with client.transport(proxy.port) as transport:
+        for _ in range(5):
+            assert run(transport) == b"ok\n"
+            proxy.cut()
 
 
 def test_silent_link(proxy: Proxy, client: Client) -> None:
