@@ -255,10 +255,9 @@ def _holders(state: Attempt, live: LiveHost) -> Iterator[Refusal]:
 def _disk(live: LiveHost) -> Iterator[Refusal]:
     for place, free in sorted(live.disk.items()):
         if free < FREE_BYTES:
-            yield Refusal(
-                "disk",
-                f"{place} has {free // 1024} KiB free, {FREE_BYTES // 1024 // 1024} MiB are needed",
-            )
+            left = f"has {free // 1024} KiB free" if free else "has no room free, or is read-only"
+            needed = f"{FREE_BYTES // 1024 // 1024} MiB are needed"
+            yield Refusal("disk", f"{place} {left}; {needed}")
 
 
 def _files(target: Target, live: LiveHost) -> Iterator[Refusal]:

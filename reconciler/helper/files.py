@@ -184,7 +184,7 @@ def _free_bytes(path: str) -> Optional[int]:
         room = os.statvfs(path or "/")
     except OSError:
         return None
-    return room.f_bavail * room.f_frsize
+    return 0 if room.f_flag & os.ST_RDONLY else room.f_bavail * room.f_frsize
 
 
 @contextlib.contextmanager
