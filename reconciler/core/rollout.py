@@ -116,7 +116,11 @@ def _advance(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
         move = _step_of(state.phase)(state, reply)
         match move:
             case Do(effect=effect, state=after):
-                return _guarded(after, effect, reply)
+                after, first = _guarded(after, effect, reply)
+                if first is not effect:
+                    # The lease is renewed first; what the step notes as sent has not been sent yet.
+                    after = replace(after, asked=state.asked, escalated=state.escalated)
+                return after, first
             case Fail():
                 return _failed(move, reply)
             case Next(state=after):
