@@ -420,7 +420,9 @@ def _may_be_killed(live: LiveServer) -> tuple[str, ...]:
 
 def _history(live: LiveServer) -> dict[str, Any]:
     outages = [
-        float(h["outage_s"]) for h in live.history if isinstance(h.get("outage_s"), int | float)
+        float(h["outage_s"])
+        for h in live.history
+        if h.get("outcome") == "Applied" and isinstance(h.get("outage_s"), int | float)
     ]
     return {
         "outage_s": statistics.median(outages[-5:]) if outages else None,

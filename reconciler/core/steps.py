@@ -478,7 +478,9 @@ def start(state: Attempt, reply: Reply) -> Move:
     if fresh and unit.phase == "running":
         down_at = state.down_at
         if down_at is not None:
-            state = replace(state, outage_s=reply.now - down_at, down_at=None)
+            state = replace(
+                state, outage_s=(state.outage_s or 0.0) + reply.now - down_at, down_at=None
+            )
         return Next(state.with_member(started=unit.invocation))
     if fresh and unit.phase == "down":
         return Fail(

@@ -415,7 +415,7 @@ def signal_left_overs(act: Act) -> Dict[str, Any]:
     data: Dict[str, Any] = {"results": results}
     if args.get("group") is True:
         data["group"] = kill_left_over_group(act, phase, group, name)
-    act.after = dict(data)
+    act.after = dict(data, signal=name)
     return data
 
 
