@@ -113,6 +113,7 @@ def connected_host(host: Host, state_dir: Path) -> ConnectedHost:
         outer=HelperChannel(host.name, outer, keep=True) if outer is not None else None,
         pin=pin,
         transports=used,
+        vmid=host.proxmox.vmid if host.proxmox is not None else None,
     )
 
 

@@ -15,7 +15,7 @@ from reconciler.core.live import Known, LiveHost, parse_live
 from reconciler.effects.channel import HelperChannel, wire
 from reconciler.effects.pins import Pin, write_whole
 from reconciler.effects.ports import Answer, Request
-from reconciler.helper import build
+from reconciler.helper import build, readings
 
 ENROL_DEADLINE_S = 120.0
 """The upload of some 250 kB, a daemon-reload, and the driver's first initialisation of every GPU."""
@@ -75,7 +75,7 @@ def enrol(
     notes = []
     learn = True
     if outside is not None:
-        learn, note = _idle_outside(outside)
+        learn, note = _idle_outside(outside, protect)
         notes += [note] if note else []
     request = Request(
         "enrol",
@@ -152,7 +152,7 @@ def _observe(channel: HelperChannel) -> LiveHost:
     return parse_live(answer.data)
 
 
-def _idle_outside(outside: LiveHost) -> tuple[bool, str]:
+def _idle_outside(outside: LiveHost, protect: tuple[str, ...]) -> tuple[bool, str]:
     """Say whether nobody holds a GPU on the outermost layer, so that what is used now is the floor."""
     scan = (outside.raw.get("holders") or {}).get("known")
     apps = (outside.raw.get("apps") or {}).get("known")
@@ -161,10 +161,18 @@ def _idle_outside(outside: LiveHost) -> tuple[bool, str]:
             False,
             "who holds the GPUs on the outer layer cannot be read, so no baseline was learned",
         )
-    if apps:
+    context = {"boot_id": outside.boot_id, "protect": list(protect)}
+    held = [h for h in scan["holders"] if readings.classify_holder(h, context)[0] != "infra"]
+    users = {h["pid"] for h in held} | {app["pid"] for app in apps}
+    if users:
         return (
             False,
-            f"{len(apps)} processes use GPU memory on the outer layer, so no baseline was learned",
+            f"{len(users)} processes use GPUs on the outer layer, so no baseline was learned",
+        )
+    if not scan["complete"] or scan["unreadable"]:
+        return (
+            False,
+            "not every process of the outer layer can be looked into, so no baseline was learned",
         )
     return True, ""
 

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from reconciler.core.errors import CommandFailedError, HostIdentityError
+from reconciler.core.errors import CommandFailedError, HostIdentityError, HostUnreachableError
 from reconciler.effects.channel import HelperChannel
 from reconciler.effects.pins import Pin
 from reconciler.effects.ports import Answer, Request
 from reconciler.transports.base import Address, Transport
+
+LOCK_DEADLINE_S = 20.0
 
 
 @dataclass
@@ -24,11 +26,15 @@ class ConnectedHost:
     outer: HelperChannel | None = None
     pin: Pin | None = None
     transports: tuple[Transport, ...] = ()
+    vmid: int | None = None
+    _lock_known: bool = field(default=False, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def call(self, request: Request, *, deadline_s: float) -> Answer:
         """Ask the helper beside the units; see `HostPort.call`."""
         with self._lock:
+            if request.verb == "observe" and not self._lock_known:
+                self._refuse_locked()
             answer = self.inner.call(request, deadline_s=deadline_s)
         if request.verb == "observe" and answer.outcome == "done" and self.pin is not None:
             self._check(answer.data, self.pin.machine_id)
@@ -63,6 +69,28 @@ class ConnectedHost:
             self.outer.close()
         for transport in self.transports:
             transport.close()
+
+    def _refuse_locked(self) -> None:
+        """Begin nothing in a container that Proxmox has locked: a backup may freeze it at any moment (gpu-release.md 4.1).
+
+        Asked once a connection: a rollout under way is not left behind for a lock that came later. Where the node keeps no
+        such file, entering the container says whatever there is to say.
+        """
+        if self.outer is None or self.vmid is None:
+            return
+        command = f"exec cat /etc/pve/lxc/{self.vmid:d}.conf"
+        done = self.outer.transport.run(command, b"", deadline_s=LOCK_DEADLINE_S)
+        lines = done.stdout.decode("utf-8", "replace").splitlines() if not done.exit_status else []
+        for line in lines:
+            if line.startswith("["):  # What follows is a snapshot's.
+                break
+            if line.startswith("lock:"):
+                why = line.removeprefix("lock:").strip()[:40]
+                raise HostUnreachableError(
+                    self.name,
+                    f"container {self.vmid} is locked ({why}); nothing was executed. Run again when the node has given it back",
+                )
+        self._lock_known = True
 
     def _check(self, data: Mapping[str, Any], expected: str) -> None:
         """Refuse a machine that is not the one enrolled, whatever key it shows (S21, F43)."""

@@ -65,6 +65,7 @@ def heal(host: LabHost) -> str:
 
 _HEAL = """
 rm -f /run/fakegpu/fault.json /run/fakegpu/lag-state.json /run/pct-fault
+for f in /etc/pve/lxc/*.conf; do [ ! -e $f ] || sed -i /^lock:/d $f; done
 if systemctl --quiet is-active lab-hang; then systemctl stop lab-hang; fi
 if findmnt --noheadings --output OPTIONS --mountpoint /etc | grep -q ^ro; then umount /etc; fi
 """
@@ -246,7 +247,8 @@ def _locked(at: Scene) -> str:
         raise UsageError(
             f"lab: {at.host.name} is no Proxmox-like host; boot one with `lab up --pve`"
         )
-    at.host.outer.check(["bash", "-c", "echo locked >/run/pct-fault"])
+    script = f"sed -i '1i lock: backup' /etc/pve/lxc/{at.host.vmid}.conf"
+    at.host.outer.check(["bash", "-c", script])
     return f"container {at.host.vmid} is locked (backup), until `heal`"
 
 
