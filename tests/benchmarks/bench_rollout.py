@@ -43,6 +43,9 @@ STOP_S = 5
 
 PROBE_EVERY_S = 0.02
 
+LOG = "BENCH_LOG"
+"""The environment variable with a file for what failing commands printed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bench:
@@ -211,8 +214,11 @@ def _status(argv: Sequence[str], environment: dict[str, str] | None = None) -> i
     done = subprocess.run(
         list(argv), env=environment, capture_output=True, text=True, timeout=300, check=False
     )
-    if done.returncode and os.environ.get("BENCH_SHOW"):
-        sys.stderr.write(done.stdout[-2000:] + done.stderr[-2000:])
+    if (
+        done.returncode != 0 and LOG in os.environ
+    ):  # why a way failed is worth reading, and is not the table
+        with Path(os.environ[LOG]).open("a") as log:
+            log.write(f"$ {' '.join(argv)}\n{done.stdout}{done.stderr}\n")
     return done.returncode
 
 
