@@ -53,13 +53,14 @@ class Look:
     """Observe the host: one round trip per layer.
 
     `gpus`: also the cards and everybody who holds them. It costs two calls into the driver and a scan of all
-    processes, so it is asked for where somebody judges by it and nowhere else.
+    processes, so it is asked for where somebody judges by it and nowhere else. `journal`: the last lines of each run.
     """
 
     servers: tuple[str, ...]
     paths: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     gpus: bool = True
+    journal: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,8 @@ Step = Callable[[Attempt, Reply], Move]
 def look(state: Attempt) -> Do:
     """Observe all members of the attempt in one round trip; the cards only where they are judged."""
     gpus = state.phase is Phase.RELEASE
-    return Do(Look(tuple(m.server for m in state.members), gpus=gpus), state)
+    journal = state.phase in {Phase.START, Phase.READY, Phase.GATE, Phase.COMMIT}
+    return Do(Look(tuple(m.server for m in state.members), gpus=gpus, journal=journal), state)
 
 
 def wait(state: Attempt, seconds: float, why: str) -> Do:

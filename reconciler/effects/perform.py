@@ -285,7 +285,7 @@ def look_args(state: Attempt, effect: Look) -> dict[str, Any]:
                 "server": name,
                 "unit": members[name].unit,
                 "port": members[name].port,
-                "invocation_lines": JOURNAL_LINES,
+                "invocation_lines": JOURNAL_LINES if effect.journal else 0,
             }
             for name in effect.servers
         ],

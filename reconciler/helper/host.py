@@ -94,6 +94,9 @@ _WANTS = "/etc/systemd/system/multi-user.target.wants"
 _SYSTEMD_BUS = "org.freedesktop.systemd1"
 
 
+SEEN_FOR_S = 0.25  # How long one look at a unit may take in parts; never across requests.
+
+
 class RealMachine:
     """This host, or this container layer of it. Stateless but for which optional GPU fields the driver knows."""
 
@@ -111,6 +114,21 @@ class RealMachine:
         self._probe_limit_s = probe_limit_s
         self._gpu_fields = list(GPU_FIELDS_OPTIONAL)
         self._gpu_fields_known = False
+        self._seen_units: Dict[str, Tuple[float, Reading]] = {}
+
+    def forget(self) -> None:
+        """Forget what was seen: called before each request and wherever time passes or something is done."""
+        self._seen_units.clear()
+
+    def _unit_properties(self, name: str) -> Reading:
+        """Return a unit's properties; three parts of one look are answered by one call of the bus."""
+        now = time.monotonic()
+        seen = self._seen_units.get(name)
+        if seen is not None and now - seen[0] < SEEN_FOR_S:
+            return seen[1]
+        reading = _unit_properties(name)
+        self._seen_units[name] = (now, reading)
+        return reading
 
     # -- time, chance, identity ------------------------------------------------------------------
 
@@ -124,6 +142,7 @@ class RealMachine:
 
     def sleep(self, seconds: float) -> None:
         """Wait."""
+        self.forget()
         time.sleep(seconds)
 
     def boot_id(self) -> str:
@@ -213,7 +232,7 @@ class RealMachine:
 
     def unit(self, name: str) -> Reading:
         """Return a unit's properties, from the bus when it can be asked, else from `systemctl show`."""
-        properties = _unit_properties(name)
+        properties = self._unit_properties(name)
         if "known" in properties:
             return read_unit_properties(properties["known"])
         if properties.get("refused"):
@@ -253,7 +272,7 @@ class RealMachine:
 
     def unit_command(self, name: str) -> Reading:
         """Return what a unit has loaded to run: argv (`$$` is a literal `$`), and the environment that it sets."""
-        properties = _unit_properties(name)
+        properties = self._unit_properties(name)
         if "known" not in properties:
             return properties
         values = properties["known"]
@@ -275,18 +294,22 @@ class RealMachine:
 
     def reload(self) -> None:
         """Make systemd read its files again."""
+        self.forget()
         _systemctl(["daemon-reload"], RELOAD_LIMIT_S)
 
     def start(self, unit: str) -> None:
         """Queue a start."""
+        self.forget()
         _systemctl(["start", "--no-block", "--", _unit_name(unit)], SYSTEMCTL_LIMIT_S)
 
     def stop(self, unit: str) -> None:
         """Queue a stop."""
+        self.forget()
         _systemctl(["stop", "--no-block", "--", _unit_name(unit)], SYSTEMCTL_LIMIT_S)
 
     def reset_failed(self, unit: str) -> None:
         """Clear the failed state; a unit that is not loaded has none."""
+        self.forget()
         try:
             _systemctl(["reset-failed", "--", _unit_name(unit)], SYSTEMCTL_LIMIT_S)
         except OSError as error:
@@ -299,6 +322,7 @@ class RealMachine:
         By a link of our own: `systemctl enable` would link to the trial in /run when there is one, which
         is gone at the boot that it was meant for.
         """
+        self.forget()
         link = f"{_WANTS}/{_unit_name(unit)}"
         make_parents(link)
         if file_kind(link) == "missing":
@@ -307,6 +331,7 @@ class RealMachine:
 
     def disable(self, unit: str) -> None:
         """Make a unit not start at boot, whoever enabled it."""
+        self.forget()
         if file_kind(f"{_WANTS}/{_unit_name(unit)}") == "link":
             os.unlink(f"{_WANTS}/{unit}")
             sync_directory(_WANTS)

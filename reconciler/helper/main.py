@@ -80,6 +80,8 @@ def respond(line: bytes, machine: Machine, program: Optional[str], stdout: Binar
         request = {}
     if not isinstance(request, dict):
         request = {}
+    if isinstance(machine, RealMachine):
+        machine.forget()  # What an earlier request saw is not this one's to act on.
     result = answer(request, machine, program)
     nonce = result["nonce"] if isinstance(result["nonce"], str) else ""
     try:

@@ -77,7 +77,7 @@ def observe_host(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
         "apps": machine.apps() if wants_gpus else NOT_ASKED,
         "holders": holders,
         "baselines": reading_of(lambda: baselines_on(machine)),
-        "kernel": machine.kernel_log(cursor_in(args)),
+        "kernel": machine.kernel_log(cursor_in(args)) if wants_gpus else NOT_ASKED,
         "disk": free_bytes(machine),
         "containers_with_gpus": containers_among(holders),
         "paths": {
