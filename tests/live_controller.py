@@ -156,6 +156,7 @@ class Controller:
     user: str = "root"
     name: str = "llm"
     document: dict[str, Any] = field(default_factory=dict)
+    runs: list[Begun] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         """Make the home and an empty repository of specs with the host in it."""
@@ -255,17 +256,19 @@ class Controller:
             reader = threading.Thread(target=begun.read, args=(stream, into), daemon=True)
             reader.start()
             begun.readers.append(reader)
+        self.runs.append(begun)
         return begun
+
+    def close(self) -> None:
+        """End what a test that failed has left running."""
+        for begun in self.runs:
+            if begun.process.poll() is None:
+                begun.process.kill()
+            begun.end()
 
     def run(self, *words: str) -> Run:
         """Run the command line to its end."""
-        begun = self.begin(*words)
-        try:
-            return begun.end()
-        finally:
-            if begun.process.poll() is None:
-                begun.process.kill()
-                begun.process.wait()
+        return self.begin(*words).end()
 
     def enrol(self, *words: str) -> Run:
         """Enrol the host, its key given by fingerprint as a person reads it off the host's console."""
@@ -425,11 +428,11 @@ class HostView:
         return len(said.stdout.decode().splitlines())
 
     def left(self, server: str = "llm") -> list[str]:
-        """Name what a finished rollout must not leave: rollout records, lease, trial unit, disarming, temporary files."""
+        """Name what a finished rollout must not leave: rollout records, trial unit, disarming, temporary files."""
         script = (
             f"ls -d /var/lib/reconciler/{server}/intent.json /var/lib/reconciler/{server}/deadline.json"
             f" /var/lib/reconciler/{server}/revert.json"
-            f" /run/reconciler/{server}.lease /run/reconciler/{self.unit}.disarmed /run/systemd/system.control/{self.unit}"
+            f" /run/reconciler/{self.unit}.disarmed /run/systemd/system.control/{self.unit}"
             f" /run/systemd/system/{self.unit}.d/zz-reconciler-disarm.conf 2>/dev/null;"
             " find /etc/systemd /var/lib/reconciler /run/reconciler /run/systemd/system.control -name '*.tmp*' -o -name '.*.new' 2>/dev/null"
         )

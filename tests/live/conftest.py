@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,29 @@ from live_controller import Controller, HostView
 
 from reconciler.lab.hosts import SystemdHost
 
+NewController = Callable[..., Controller]
+
 
 @pytest.fixture
-def stranger(lab_host: SystemdHost, tmp_path: Path) -> Controller:
+def new_controller(lab_host: SystemdHost, tmp_path: Path) -> Iterator[NewController]:
+    """Give a function that makes controllers by name; what they left running ends with the test."""
+    made: list[Controller] = []
+
+    def make(name: str, user: str = "root") -> Controller:
+        directory = tmp_path / name
+        directory.mkdir()
+        made.append(Controller(lab_host, directory, user))
+        return made[-1]
+
+    yield make
+    for controller in made:
+        controller.close()
+
+
+@pytest.fixture
+def stranger(new_controller: NewController) -> Controller:
     """Give a controller that has never seen the host."""
-    directory = tmp_path / "controller"
-    directory.mkdir()
-    return Controller(lab_host, directory)
+    return new_controller("controller")
 
 
 @pytest.fixture

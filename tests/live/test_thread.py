@@ -35,6 +35,7 @@ def test_a_committed_spec_becomes_a_server_and_a_second_pass_changes_nothing(
         "commit",
     ]
     view.serves("one")
+    assert view.text("/run/reconciler/llm.lease") == ""
     applied = view.record("applied")
     assert applied["revision"] == first.outcome["revision"]
     assert view.show("UnitFileState")["UnitFileState"] == "enabled"
