@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -72,6 +72,11 @@ class Connect(Protocol):
         ...
 
 
+def sole_process(_host: str) -> AbstractContextManager[bool]:
+    """Be the only process there is, as in a rehearsal."""
+    return nullcontext(enter_result=True)
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """Everything that a pass touches the world with."""
@@ -82,6 +87,8 @@ class World:
     gate: GateRunner
     holder: str
     new_id: Callable[[], str]
+    exclusive: Callable[[str], AbstractContextManager[bool]] = sole_process
+    """Make this process the only one of its installation that works on a host; False while another one is."""
     hosts_at_once: int = 16
     """Hosts are waited for, not computed on: a thread each, bounded so that a fleet of hundreds opens no flood of logins."""
 
@@ -326,7 +333,7 @@ def _carry_all(
 ) -> dict[str, ServerResult]:
     done: dict[str, ServerResult] = {}
     try:
-        with world.connect(found.host) as port:
+        with world.exclusive(found.host.name) as alone, world.connect(found.host) as port:
             for attempt in attempts_of(acting, {p.wish.server: world.new_id() for p in acting}):
                 watcher = Watcher(found.host.name, began, world.clock, emit)
                 ports = Ports(
@@ -338,7 +345,7 @@ def _carry_all(
                     baselines=found.baselines,
                     on_progress=watcher.progress,
                 )
-                state = resume(attempt) if attempt.resumed else attempt
+                state = resume(attempt) if attempt.resumed else replace(attempt, alone=alone)
                 for result in carry(state, Performer(ports), watcher.turn):
                     done[result.server] = moved_on(result, acting)
     except (HostError, StoreError) as error:

@@ -6,6 +6,7 @@ Everything is imported where it is needed: `--help` must not pay for paramiko.
 from __future__ import annotations
 
 import getpass
+import hashlib
 import secrets
 import socket
 import threading
@@ -85,13 +86,46 @@ def world(settings: Settings, clock: RealClock) -> World:
         gate=gate.measure,
         holder=holder(settings),
         new_id=lambda: secrets.token_hex(8),
+        exclusive=lambda host: alone_on(host, state_dir),
         hosts_at_once=settings.hosts_at_once,
     )
 
 
 def holder(settings: Settings) -> str:
-    """Give this installation's name in leases: what the operator chose, else who runs it where from which state."""
-    return settings.holder or f"{getpass.getuser()}@{socket.gethostname()}"
+    """Give this installation's name in leases: what the operator chose, else who runs it where; and from which state.
+
+    The state directory is part of the name, because the lock that tells its processes apart lies there.
+    """
+    name = settings.holder or f"{getpass.getuser()}@{socket.gethostname()}"
+    return f"{name}/{hashlib.sha256(settings.state_dir.encode()).hexdigest()[:8]}"
+
+
+@contextmanager
+def alone_on(host: str, state_dir: Path) -> Iterator[bool]:
+    """Hold this installation's lock on a host while working there; it ends with the process, however that ends.
+
+    Raises:
+        StoreError: The state directory cannot be written: then nobody knows who else is at work.
+    """
+    import fcntl
+
+    from reconciler.core.errors import StoreError
+
+    path = state_dir / "locks" / f"{host}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = path.open("a")
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be opened ({error.strerror}); nothing was changed"
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def connected_host(host: Host, state_dir: Path) -> ConnectedHost:

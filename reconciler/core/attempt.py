@@ -124,7 +124,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The whole state of the step machine between two effects."""
+    """The whole state of the step machine between two effects.
+
+    `alone`: no other process of this installation works on these servers, so a lease that stands in our own name
+    is a dead process's and may be taken over at once (L3).
+    """
 
     id: str
     host: str
@@ -135,6 +139,7 @@ class Attempt:
     entered: float | None = None
     failure: Failure | None = None
     resumed: bool = False
+    alone: bool = False
     reboots: int = 0
     tries: int = 0
     asked: bool = False

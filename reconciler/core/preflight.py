@@ -21,6 +21,8 @@ from reconciler.helper import readings
 FREE_BYTES = 32 * 1024 * 1024
 """What a rollout may write on the host: records, revisions and units come to well under a tenth of it."""
 
+SYSTEMCTL = ("/usr/bin/systemctl", "/bin/systemctl")
+
 OUR_DROP_IN = "/zz-reconciler-disarm.conf"
 
 
@@ -54,7 +56,7 @@ def preflight(state: Attempt, reply: Reply) -> Move:
         )
     if not isinstance(reply, Observed):
         new = [m.new for m in state.members if m.new is not None]
-        paths = sorted({path for t in new for path in (*t.paths, *t.argv[:1])})
+        paths = sorted({*SYSTEMCTL, *(path for t in new for path in (*t.paths, *t.argv[:1]))})
         users = sorted({t.user for t in new if t.user})
         return Do(Look(tuple(m.server for m in state.members), tuple(paths), tuple(users)), state)
     refusals = list(refusals_of(state, member, reply.live))
@@ -113,11 +115,21 @@ def _enrolment(live: LiveHost, member: Member) -> Iterator[Refusal]:
             "the guard or the dead-man timer is not installed: run `reconcile enrol` again",
             reason,
         )
+    if live.paths and not any(_is_there(live, path) for path in SYSTEMCTL):
+        yield Refusal(
+            "systemctl",
+            "there is no systemctl on the host: only servers under systemd can be managed",
+        )
     if not live.identity.value.pidfd and not member.allow_no_pidfd:
         yield Refusal(
             "pidfd",
             "the kernel has no pidfd, so no signal can be sent safely; an operator who knows that may set allow_no_pidfd",
         )
+
+
+def _is_there(live: LiveHost, path: str) -> bool:
+    known = live.paths.get(path, {}).get("known") or {}
+    return known.get("kind") not in {None, "missing"}
 
 
 def _unit(member: Member, found: LiveServer) -> Iterator[Refusal]:

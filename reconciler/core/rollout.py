@@ -184,7 +184,7 @@ def _claim_wanted(state: Attempt) -> Claim | None:
         return None
     for member in state.members:
         if member.fence is None:
-            takeover = state.resumed or bool(member.boot_id)
+            takeover = state.resumed or state.alone or bool(member.boot_id)
             return Claim(member.server, LEASE_TTL_S, takeover=takeover)
     return None
 

@@ -355,7 +355,16 @@ class Host:
         }
         self.programs: dict[str, str] = {}
         """What a program prints for `--help`, by its path (or `path -m module`)."""
-        self.paths: dict[str, dict[str, Any]] = {}
+        self.paths: dict[str, dict[str, Any]] = {
+            "/usr/bin/systemctl": {
+                "kind": "file",
+                "size": 1,
+                "mode": 0o755,
+                "uid": 0,
+                "gid": 0,
+                "executable": True,
+            }
+        }
         """What `stat` says of paths that are no files of the model: overrides the default."""
         self.behaviours: list[tuple[str, Behaviour]] = []
         self.locked = 0

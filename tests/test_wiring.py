@@ -1,0 +1,44 @@
+"""The real world's own parts: who is at work on a host."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reconciler.core.errors import StoreError
+from reconciler.settings import Settings
+from reconciler.wiring import alone_on, holder
+
+
+def test_two_processes_of_one_installation_know_of_each_other(tmp_path: Path) -> None:
+    """L3, F11: a lease in our own name may be taken over only while no other process of ours lives on that host."""
+    code = "import sys; from pathlib import Path; from reconciler.wiring import alone_on\nwith alone_on('one', Path(sys.argv[1])) as alone: print(alone)"
+    with alone_on("one", tmp_path) as alone:
+        assert alone
+        said = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+        )
+        assert said.stdout == "False\n"
+        with alone_on("two", tmp_path) as other:
+            assert other
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "True\n"
+
+
+def test_a_state_directory_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    """F07: without the lock nobody knows who else is at work, so nothing is begun."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="nothing was changed"), alone_on("one", tmp_path / "file"):
+        pass
+
+
+def test_another_state_directory_is_another_holder() -> None:
+    """The lock lies in the state directory, so two of them must not share a name in leases."""
+    assert holder(Settings(state_dir="/a", holder="ci")) != holder(
+        Settings(state_dir="/b", holder="ci")
+    )
