@@ -37,16 +37,32 @@ def is_terminal() -> bool:
 
 
 def out(text: str) -> None:
-    """Print data on standard output."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """Print data on standard output. Where nobody reads it any more, what is under way goes on without saying so."""
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        go_on_unheard()
+
+
+def go_on_unheard() -> None:
+    """Send what is still to be printed nowhere: a reader that is gone must not end a rollout half-way."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
 
 
 def out_markup(lines: Iterable[str], *, talk: bool = False) -> None:
     """Print lines of rich markup: data on standard output, talk on standard error. Colour only on a terminal."""
     from rich.console import Console
 
-    console = Console(
+    class Patient(Console):
+        """A console whose reader may leave."""
+
+        def on_broken_pipe(self) -> None:
+            go_on_unheard()
+
+    console = Patient(
         stderr=talk,
         highlight=False,
         soft_wrap=True,

@@ -5,6 +5,7 @@ The top-level help is kept as text (`help.txt`, compared with the real one by a 
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,12 @@ def main() -> None:
     if sys.argv[1:] in (["--help"], ["-h"]):
         sys.stdout.write((Path(__file__).parent / "help.txt").read_text(encoding="utf-8"))
         return
-    from reconciler.cli.main import main as run
-
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal or log that has no sign for a character gets its escape, never the end of a run.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        from reconciler.cli.main import main as run
+    except KeyboardInterrupt:
+        sys.exit(130)
     run()

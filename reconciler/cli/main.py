@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -92,9 +95,16 @@ def one_pass(
     5 plan stale, 6 lease held, 7 unknown, 8 held (unproven), 9 waiting, 64 usage, 65 spec errors, 70 our bug, 130 interrupted.
     """
     if context.invoked_subcommand is not None:
+        refuse_options(context)
         return
     from reconciler.cli.run import PassOptions
     from reconciler.cli.run import one_pass as run
+
+    if expect is not None and not re.fullmatch(r"[0-9a-f]{12}", expect):
+        sys.stderr.write(
+            f"reconcile: {expect!r} is no plan hash; a plan shows it in its last line, twelve hex digits\n"
+        )
+        raise typer.Exit(USAGE)
 
     options = PassOptions(
         specs=specs_path,
@@ -109,6 +119,24 @@ def one_pass(
     )
     guarded(lambda: run(options))
 
+
+def refuse_options(context: typer.Context) -> None:
+    """Refuse options of a pass before a command: they would be dropped in silence, `--dry-run` among them."""
+    given = [
+        name
+        for name, value in context.params.items()
+        if value not in (None, False, [], (), Path("specs"), Output.TEXT)
+    ]
+    if given:
+        word = {"specs_path": "--specs"}.get(given[0], f"--{given[0].replace('_', '-')}")
+        sys.stderr.write(
+            f"reconcile: {word} before {context.invoked_subcommand} belongs to a pass and would do nothing; "
+            f"if {context.invoked_subcommand} has it (see its --help), write it behind. Nothing was done\n"
+        )
+        raise typer.Exit(USAGE)
+
+
+TAKE_A_VALUE = frozenset({"--specs", "--server", "--expect", "-o", "--output"})
 
 COMMANDS = {
     "validate": "specs",
@@ -132,14 +160,24 @@ COMMANDS = {
 
 def mounted(argv: Sequence[str]) -> typer.Typer:
     """Give the command line with what `argv` needs of it."""
-    module = next((COMMANDS[word] for word in argv if word in COMMANDS), None)
+    words = [word for before, word in pairwise(["", *argv]) if before not in TAKE_A_VALUE]
+    module = next((COMMANDS[word] for word in words if word in COMMANDS), None)
     modules = [module] if module is not None else list(dict.fromkeys(COMMANDS.values()))
     is_pass = module is None and (not argv or argv[0].startswith("-"))
     if is_pass and not {"-h", "--help"} & set(argv):
         modules = []  # The options of a pass stand in the callback.
     for name in modules:
         import_module(f"reconciler.cli.{name}").register(app)
+    for command in app.registered_commands:
+        keep_examples(command.callback)
+    keep_examples(one_pass)
     return app
+
+
+def keep_examples(callback: Callable[..., Any] | None) -> None:
+    """Mark the examples of a docstring as lines to be kept as they are; else they are wrapped as prose."""
+    if callback is not None and callback.__doc__ is not None:
+        callback.__doc__ = re.sub(r"\n\n( *)(Examples?:\n)", r"\n\n\1\b\n\1\2", callback.__doc__)
 
 
 def main() -> None:
@@ -150,11 +188,21 @@ def main() -> None:
         status = stop.exit_code
     except (typer.Abort, KeyboardInterrupt):
         status = 130
-    except BrokenPipeError:
-        status = 0
+    except OSError as error:
+        status = _output_lost(error) if error.errno in {errno.EPIPE, errno.ENOSPC} else _bug(error)
     except Exception as error:  # noqa: BLE001  (the last line of defence: a bug is said, with its place, and ends with 70)
         status = _usage(error) if hasattr(error, "format_message") else _bug(error)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _output_lost(error: OSError) -> int:
+    """Say that what was printed could not be written: nobody reads it, or its disk is full."""
+    if error.errno == errno.ENOSPC:
+        sys.stderr.write(
+            "reconcile: the output could not be written: no space left where it goes\n"
+        )
+        return 1
+    return 0
 
 
 def _usage(error: Any) -> int:

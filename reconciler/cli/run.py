@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from reconciler.reconcile import World
 
 
+PROGRESS_EVERY_S = 5.0
+"""How often a step that waits says so where no person watches."""
+
+
 @dataclass(frozen=True, slots=True)
 class PassOptions:
     """What the command line says about one pass."""
@@ -91,6 +95,10 @@ def run_pass(fleet: Fleet, controller: World, options: PassOptions, allow: Permi
     say_problems(fleet.problems)
     found = survey(fleet, controller, only=frozenset(options.servers), allow=allow)
     stream = options.output is Output.JSON
+    if fleet.held:
+        sys.stderr.write(
+            f"reconcile: {len(fleet.held)} servers are held back, because their specs are wrong (see above)\n"
+        )
     if options.dry_run:
         return show_plan(found, fleet, options)
     if stream:
@@ -192,13 +200,22 @@ def act_on(found: Survey, controller: World, *, stream: bool) -> tuple[ServerRes
 
 def printer(*, stream: bool) -> Callable[[Event], None]:
     """Give whoever prints the events of a run: NDJSON on standard output, or plain lines for people."""
+    from reconciler.core.event import StepProgress
     from reconciler.views.machine import event_json, line
     from reconciler.views.terminal import event_line
 
     def as_json(event: Event) -> None:
         out(line(event_json(event)))
 
+    said: dict[tuple[str, str], float] = {}
+
     def as_text(event: Event) -> None:
+        if isinstance(event, StepProgress) and not sys.stdout.isatty():
+            # A log wants to know what is waited for, not each answer.
+            key = (event.server, event.step)
+            if event.at_s - said.get(key, -PROGRESS_EVERY_S) < PROGRESS_EVERY_S:
+                return
+            said[key] = event.at_s
         text = event_line(event)
         if text is not None:
             out_markup([text])

@@ -136,7 +136,7 @@ def _validate(path: Path, output: Output, engines: Mapping[str, EngineRules]) ->
 
 def _print(fleet: Fleet, snapshot: Snapshot) -> None:
     """Problems are talk, on standard error; that all is well is the result, on standard output."""
-    from reconciler.views.problems import report
+    from reconciler.views.problems import report, safe
 
     for warning in fleet.warnings:
         typer.echo(f"warning: {warning}", err=True)
@@ -146,7 +146,11 @@ def _print(fleet: Fleet, snapshot: Snapshot) -> None:
         )
         return
     typer.echo(report(fleet.problems, snapshot.files), err=True)
-    held = f"; held back: {', '.join(sorted(fleet.held))}" if fleet.held else ""
+    held = (
+        f"; held back: {', '.join(safe(name)[:80] for name in sorted(fleet.held))}"
+        if fleet.held
+        else ""
+    )
     typer.echo(f"\n{_count(len(fleet.problems), 'problem')}{held}", err=True)
 
 

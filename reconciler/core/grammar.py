@@ -394,6 +394,8 @@ SECRET_ENV: Final = re.compile(
     r"(?:.*_)?(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)\Z",
     re.IGNORECASE,
 )
+URL_CREDENTIAL: Final = re.compile(r"://[^/\s:@]{1,200}:[^/\s@]{1,200}@")
+"""`user:password@` in a URL, wherever it stands in a value."""
 SECRET_FLAG: Final = re.compile(
     r"(?:.*[-_])?(?:api[-_]?key|token|password|secret)\Z", re.IGNORECASE
 )

@@ -515,7 +515,14 @@ def _result(state: Attempt, member: Member) -> tuple[str, Outcome, Reason, str, 
                 "stopped as asked; the GPUs are proven free",
                 "",
             )
-        return member.server, Outcome.APPLIED, Reason.NONE, "applied", revision
+        proof = "its gate passed" if member.gated else "a real generation was answered"
+        return (
+            member.server,
+            Outcome.APPLIED,
+            Reason.NONE,
+            f"{revision[:12]} runs, and {proof}",
+            revision,
+        )
     sentence = (
         failure.sentence
         if failure.server in {member.server, ""}

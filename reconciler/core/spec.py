@@ -30,6 +30,7 @@ from reconciler.core.grammar import (
     IS_LABEL,
     SECRET_ENV,
     SECRET_FLAG,
+    URL_CREDENTIAL,
     AbsolutePath,
     Duration,
     EngineName,
@@ -659,6 +660,8 @@ class Server(Strictly):
     def _no_secret_values(cls, env: dict[str, str]) -> dict[str, str]:
         why = "looks like a secret; write it under `secrets`, as a file on the host"
         raise_all(((name,), why) for name in env if SECRET_ENV.match(name))
+        in_url = "holds a password in a URL, which everybody on the host could read; write it under `secrets`, as a file on the host"
+        raise_all(((name,), in_url) for name, value in env.items() if URL_CREDENTIAL.search(value))
         return env
 
     @model_validator(mode="after")

@@ -108,7 +108,7 @@ class HelperChannel:
         """Ask once. See `HostPort.call` for what is raised."""
         nonce = self.fresh_nonce()
         if self.installed is None and request.verb in MUTATING:
-            message = "the helper is not installed, so nothing can be changed here: run `reconcile enrol` for this host"
+            message = "this host was never enrolled from here, so nothing can be changed on it: run `reconcile enrol` for it"
             raise CommandFailedError(self.host, message)
         if self.installed is None and not self.keep:
             return self._once(

@@ -16,9 +16,10 @@ from reconciler.core.errors import Problem
 WIDTH: Final = 110
 """Of the excerpt; a line of flow style may be far longer than a terminal."""
 
-_SECRET_KEY: Final = re.compile(
-    r"[\w.-]*(?:key|token|secret|passw|credential|authorization)[\w.-]*[\"']?\s*:\s*(?!\{?\s*file\s*:)(?=[^\s{])",
-    re.IGNORECASE,
+_KEY: Final = re.compile(r"(?<![\w.-])([\w.-]++)[\"']?+\s*+:\s*+(?!\{?\s*file\s*:)(?=[^\s{])")
+"""A key with a value behind it. Begins at a word's begin and gives nothing back, so a line of one long word costs one look."""
+_SECRET_WORD: Final = re.compile(
+    r"key|token(?!s|iz)|secret|passw|credential|authorization", re.IGNORECASE
 )
 _SECRET_VALUE: Final = re.compile(
     r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|eyJ|nvapi-)[\w.-]{4,}"
@@ -67,7 +68,7 @@ def _masked(line: str, *, whole: bool) -> str:
         start = re.match(r"[\s-]*(?:[\w.\"'-]+\s*:\s*)?", line)
         keep = start.end() if start else 0
         return line[:keep] + "*" * len(line[keep:])
-    found = _SECRET_KEY.search(line)
+    found = next((m for m in _KEY.finditer(line) if _SECRET_WORD.search(m.group(1))), None)
     if found:
         line = line[: found.end()] + "*" * len(line[found.end() :])
     return _SECRET_VALUE.sub(lambda match: "*" * len(match.group()), line)

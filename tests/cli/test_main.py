@@ -89,3 +89,67 @@ def test_a_server_that_no_spec_has_is_usage(tmp_path: Path) -> None:
     done = run("--dry-run", "--server", "nope", cwd=tmp_path)
     assert done.returncode == 64
     assert "no server 'nope'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "before",
+    [["--dry-run"], ["--server", "a"], ["--specs", "elsewhere"], ["-o", "json"], ["--yes"]],
+)
+def test_options_of_a_pass_before_a_command_are_refused(before: list[str], tmp_path: Path) -> None:
+    """`reconcile --dry-run restart x` must not restart x: what would be dropped in silence is refused."""
+    done = run(*before, "restart", "x", "--yes", cwd=tmp_path)
+    assert done.returncode == 64
+    assert "belongs to a pass" in done.stderr
+
+
+def test_a_value_that_is_called_like_a_command_is_a_value(tmp_path: Path) -> None:
+    """`--specs lab` names a folder, whatever commands there are."""
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "a.yaml").write_text("apiVersion: reconciler/v1\nkind: Host\nname: one\n")
+    done = run("status", "--specs", "lab", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_hash_that_can_be_none_is_usage(tmp_path: Path) -> None:
+    """A typing mistake is not "something changed"."""
+    done = run("--expect", "zzz", cwd=tmp_path)
+    assert done.returncode == 64
+    assert "plan hash" in done.stderr
+
+
+def test_an_output_without_our_signs_does_not_end_a_run(tmp_path: Path) -> None:
+    """What a terminal cannot show is escaped."""
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs" / "a.yaml").write_text(
+        'apiVersion: reconciler/v1\nkind: Host\nname: "\u00b1"\n', encoding="utf-8"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "reconciler", "validate"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 65
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_does_not_end_a_run() -> None:
+    """A rollout goes on to its end when `| head` has seen enough; only then is nothing left half-way."""
+    code = (
+        "import sys; from reconciler.cli.context import out, out_markup\n"
+        "for n in range(20000): out(f'line {n}'); out_markup([f'row {n}']) if n % 1000 == 0 else None\n"
+        "sys.stderr.write('came to its end')"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr.read().endswith("came to its end")
+    assert child.wait(timeout=60) == 0
+    child.stderr.close()

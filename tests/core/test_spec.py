@@ -493,3 +493,11 @@ def test_a_host_is_read() -> None:
 def test_an_address_is_no_option(address: str) -> None:
     """T01: nothing that ssh could take for an option or a shell for a command."""
     assert read_host({"name": "h", "ssh": {"address": address}})[1]
+
+
+def test_a_password_in_a_url_is_refused() -> None:
+    """S17: what stands in `env` is printed in plans and units, and readable by everybody on the host."""
+    said = found(with_field("env", {"HTTPS_PROXY": "http://user:hunter2@proxy:3128"}))
+    assert [text for _, text in said if "password in a URL" in text]
+    assert "hunter2" not in str(said)
+    assert found(with_field("env", {"HTTPS_PROXY": "http://proxy:3128"})) == []

@@ -66,3 +66,17 @@ def test_a_secret_in_the_wrong_place_is_not_shown(text: str, line: int, message:
 def test_a_reference_to_a_secret_is_no_secret() -> None:
     """A path is what belongs there, and is shown."""
     assert shown("api_key: {file: key}\n", 1, 17, "`x`: m")[1] == "  api_key: {file: key}"
+
+
+def test_a_line_of_one_long_word_is_shown_at_once() -> None:
+    """T05: looking for secrets in an excerpt costs one look at the line, however long a word is."""
+    text = report([Problem("a.yaml", 1, 1, "no map")], {"a.yaml": b"a" * 250_000})
+    assert text.startswith("a.yaml:1:1: no map\n  aaaa")
+
+
+def test_a_count_of_tokens_is_no_secret() -> None:
+    """`max_tokens` may be read where it is wrong; `hf_token` may not."""
+    line = b"{max_tokens: 1e9, hf_token: abcdef}"
+    shown = report([Problem("a.yaml", 1, 1, "x")], {"a.yaml": line})
+    assert "max_tokens: 1e9" in shown
+    assert "abcdef" not in shown
