@@ -91,8 +91,8 @@ def one_pass(
         reconcile --server qwen --yes       one server, without asking
         reconcile --expect 1f3a9c0b7d21 --yes     act only on the plan that was shown
 
-    Exit codes: 0 applied or in sync, 1 refused or failed, 2 differences (--detailed-exitcode), 3 rolled back, 4 down and not restored,
-    5 plan stale, 6 lease held, 7 unknown, 8 held (unproven), 9 waiting, 64 usage, 65 spec errors, 70 our bug, 130 interrupted.
+    Exit codes: 0 applied or in sync, 1 refused or failed, 2 differences (--detailed-exitcode, or nobody said yes), 3 rolled back, 4 down and not restored,
+    5 plan stale, 6 lease held, 7 unknown, 8 up but unproven, 9 waiting, 64 usage, 65 spec errors, 70 our bug, 130 interrupted.
     """
     if context.invoked_subcommand is not None:
         refuse_options(context)
