@@ -603,8 +603,10 @@ def _gone(state: Attempt, found: LiveServer, reason: Reason) -> Fail | None:
 
 def _stranger(found: LiveServer) -> str | None:
     """Name a listener on the port that is not the server's own (F65); None while all are, or none is there yet."""
-    if isinstance(found.listeners, Unknown) or isinstance(found.pids, Unknown):
-        return None
+    if isinstance(found.listeners, Unknown):
+        return f"who listens on the port cannot be read ({found.listeners.reason})"
+    if isinstance(found.pids, Unknown):
+        return f"the processes of {found.unit_name} cannot be read ({found.pids.reason})"
     own = set(found.pids.value)
     for listener in found.listeners.value:
         if not listener.pids:
