@@ -660,7 +660,7 @@ def _open_stream(pool: _Pool, label: str, address: str, port: int, timeout_s: fl
             raise HostUnreachableError(
                 label, f"{address}:{port} is not reached from there: {_text(error)}"
             ) from error
-        stack.callback(channel.close)
+        stack.callback(_close_channel, connection, channel)
         return _ChannelStream(channel, stack.pop_all())
 
 

@@ -235,7 +235,7 @@ def _negotiate(
     try:
         # Strict key exchange (against Terrapin) is offered by default; what that attack needs on a server
         # without it, ChaCha20 or CBC, is not spoken here.
-        transport = paramiko.Transport(connection)
+        transport = paramiko.Transport(connection)  # type: ignore[arg-type]  # as its docstring allows
     except BaseException:
         connection.close()
         raise
@@ -298,14 +298,16 @@ def _failed_negotiation(
 
 def _dial(
     route: Route, hop: Hop, way: Sequence[paramiko.Transport], deadline: float
-) -> socket.socket | paramiko.Channel:
+) -> socket.socket | _Passage:
     if way:
         try:
-            return way[-1].open_channel(
-                "direct-tcpip",
-                (hop.address, hop.port),
-                ("127.0.0.1", 0),
-                timeout=max(0.1, deadline - time.monotonic()),
+            return _Passage(
+                way[-1].open_channel(
+                    "direct-tcpip",
+                    (hop.address, hop.port),
+                    ("127.0.0.1", 0),
+                    timeout=max(0.1, deadline - time.monotonic()),
+                )
             )
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise _unreachable(
@@ -314,6 +316,43 @@ def _dial(
     if route.proxy_command is not None:
         return _run_proxy(route, hop, route.proxy_command)
     return _tcp(route, hop, deadline)
+
+
+class _Passage:
+    """A channel through a jump host, as the socket of the next connection.
+
+    Closing a channel sends a message. On a connection that is gone that raises, and the one who closes is
+    the thread of the next connection, in which nobody would catch it.
+    """
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+
+    def send(self, data: bytes) -> int:
+        """Send a part, and return its length in bytes."""
+        return self._channel.send(data)
+
+    def recv(self, size: int) -> bytes:
+        """Return up to `size` bytes; none at the end."""
+        return self._channel.recv(size)
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        """Limit the waits of `send` and `recv`."""
+        self._channel.settimeout(timeout_s)
+
+    def getpeername(self) -> object:
+        """Return the address of the jump host, which is all that is known here."""
+        return self._channel.getpeername()
+
+    @property
+    def _closed(self) -> bool:
+        """What paramiko asks of its socket before it waits for its own thread."""
+        return self._channel.closed
+
+    def close(self) -> None:
+        """End it, as far as there still is something to end."""
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            self._channel.close()
 
 
 def _tcp(route: Route, hop: Hop, deadline: float) -> socket.socket:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import paramiko
 import pytest
 from transports.loopback import START_S, Client, Keys, Proxy, Servers, Sshd, free_port
 
@@ -416,6 +417,28 @@ def test_jump_host_is_down(behind: tuple[Sshd, Sshd, str], client: Client) -> No
         pytest.raises(HostUnreachableError, match=f"jump host .*{jump.port}"),
     ):
         run(transport)
+
+
+def test_a_way_that_is_lost_ends_quietly(
+    behind: tuple[Sshd, Sshd, str], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing a channel of a dead connection raises; nobody would catch that in the library's thread."""
+    jump, host, _ = behind
+    client.pin(jump.port)
+    client.pin(host.port)
+    uncaught: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: uncaught.append(args.exc_value))
+    threads = set(threading.enumerate())
+
+    def lost(_channel: paramiko.Channel) -> None:
+        raise EOFError
+
+    with SshTransport(SshTarget("inner"), HostKeys((client.store,)), client.config) as transport:
+        assert run(transport) == b"ok\n"
+        monkeypatch.setattr(paramiko.Channel, "close", lost)
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(5.0)
+    assert uncaught == []
 
 
 def test_host_behind_the_jump_host_is_down(behind: tuple[Sshd, Sshd, str], client: Client) -> None:
