@@ -154,6 +154,7 @@ COMMANDS = {
     "restart": "steer",
     "rehearse": "rehearse",
     "lab": "lab",
+    "read": "read",
 }
 """Which module brings a command. Only the one that is asked for is imported; help and mistakes need them all."""
 

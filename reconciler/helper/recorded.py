@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from reconciler.helper.outputs import (
     APP_FIELDS,
+    GPU_FIELDS,
     cgroup_owner,
     in_control_group,
     process_is_dead,
@@ -67,12 +68,34 @@ def _did_not_run(exit_status: int, stderr: str) -> bool:
 
 # -- nvidia-smi ------------------------------------------------------------------------------------
 
-_DEFAULT_FIELDS: Final = ("index", "uuid", "memory.used", "memory.total")
+# What was asked where nobody says: the columns tell these apart, and the first that fits every row counts.
+_LAYOUTS: Final[tuple[tuple[str, ...], ...]] = (
+    ("index", "uuid", "memory.used", "memory.total"),
+    ("index", "uuid", "memory.used", "temperature.gpu", "utilization.gpu"),
+    ("index", "uuid", "memory.used", "memory.total", "display_active"),
+    GPU_FIELDS,
+    ("uuid", "gpu_recovery_action"),
+)
+
+
+def _smi_fields(stdout: str, context: Mapping[str, Any]) -> Sequence[str]:
+    asked = re.search(r"--query-gpu=(\S+)", str(context.get("command") or ""))
+    if asked:
+        return asked.group(1).split(",")
+    first = (stdout.splitlines() or [""])[0]
+    header = [cell.split(" [")[0] for cell in first.split(", ")]
+    if {"uuid", "memory.used"} <= set(header):
+        return header
+    fits = (
+        fields
+        for fields in _LAYOUTS
+        if (table := read_smi_table(0, stdout, fields))["rows"] and not table["bad_lines"]
+    )
+    return next(fits, _LAYOUTS[0])
 
 
 def _smi_gpu(exit_status: int, stdout: str, _stderr: str, context: Mapping[str, Any]) -> Judged:
-    asked = re.search(r"--query-gpu=(\S+)", context.get("command", ""))
-    fields = asked.group(1).split(",") if asked else _DEFAULT_FIELDS
+    fields = _smi_fields(stdout, context)
     table = read_smi_table(exit_status, stdout, fields)
     if table["field_unsupported"]:
         return _judged("unknown", field_unsupported=table["field_unsupported"])
@@ -292,7 +315,7 @@ def _proc_stat(_exit: int, stdout: str, _stderr: str, _context: Mapping[str, Any
 
 def _proc_stack(_exit: int, stdout: str, _stderr: str, context: Mapping[str, Any]) -> Judged:
     frames = re.findall(r"^\[<\w+>\] (\w+)\+\S+(?: \[(\w+)\])?$", stdout, re.MULTILINE)
-    pid = re.search(r"/proc/(\d+)/", context.get("command", ""))
+    pid = re.search(r"/proc/(\d+)/", str(context.get("command") or ""))
     modules = [module for _, module in frames if module]
     where = modules[0] if modules else frames[0][0] if frames else None
     stuck = bool(context.get("sigkill_sent")) and where is not None
@@ -363,6 +386,8 @@ def _systemd_show(exit_status: int, stdout: str, stderr: str, context: Mapping[s
         return _judged(
             "unknown", main_pid=int(first.group(1)) if first else None, argv_trustworthy=False
         )
+    if missing := _show_gaps(values):
+        return _judged("unknown", state=None, missing=missing)
     props: Facts = {**values, "Job": int(values["Job"] or 0)}
     phase = unit_phase(props)
     verdict, state = _LOAD_STATES.get(props["LoadState"], ("good", _PHASE_WORDS.get(phase, phase)))
@@ -371,6 +396,22 @@ def _systemd_show(exit_status: int, stdout: str, stderr: str, context: Mapping[s
     if state in ("failed", "bad_unit_file", "masked", "absent", "inactive") and phase == "unknown":
         verdict = "unknown"
     return {"verdict": verdict, "facts": _unit_facts(props, state, context)}
+
+
+_SHOW_TEXTS: Final = (
+    "LoadState ActiveState SubState Result FragmentPath TimeoutStopUSec NeedDaemonReload".split()
+)
+_SHOW_NUMBERS: Final = (
+    "Job ExecMainCode ExecMainStatus NRestarts StartLimitBurst MainPID ControlPID".split()
+)
+
+
+def _show_gaps(values: Mapping[str, str]) -> list[str]:
+    """Name what an answer lacks that was cut short: unknown properties are left out by systemctl without a word."""
+    numbers = [
+        key for key in _SHOW_NUMBERS if not re.fullmatch(r"\d{1,18}", values.get(key) or "0")
+    ]
+    return [key for key in (*_SHOW_TEXTS, *_SHOW_NUMBERS) if key not in values] + numbers
 
 
 def _unit_facts(props: Mapping[str, Any], state: str, context: Mapping[str, Any]) -> Facts:
