@@ -8,7 +8,6 @@ again, and in the end refused rather than mixed.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Final
 
 from reconciler.core.errors import Problem, SpecError
 from reconciler.core.yaml_text import MAX_BYTES
-from reconciler.sources.base import Snapshot
+from reconciler.sources.base import Snapshot, version_of
 
 MAX_FILES: Final = 10_000
 """One server a file in the largest fleet that is measured (`architecture.md` section 7)."""
@@ -82,7 +81,7 @@ def _read_once(root: Path) -> Snapshot | None:
         files[str(entry.path)] = content
     if _listing(root) != before:
         return None
-    return Snapshot(str(root), files, tuple(unread), _version(root, files))
+    return Snapshot(str(root), files, tuple(unread), version_of(str(root), files))
 
 
 def _listing(root: Path) -> list[_Entry]:
@@ -170,16 +169,6 @@ def _content(path: Path) -> bytes | Problem:
             return file.read(MAX_BYTES + 1)
         except OSError as error:
             return Problem(str(path), 0, 0, f"cannot be read: {os.strerror(error.errno or 0)}")
-
-
-def _version(root: Path, files: dict[str, bytes]) -> str:
-    """Digest names and content, names relative to the root, so that a moved checkout is the same version."""
-    total = hashlib.sha256()
-    for name in sorted(files):
-        relative = name.removeprefix(str(root)).encode("utf-8", "surrogateescape")
-        total.update(b"%d:%b%d:" % (len(relative), relative, len(files[name])))
-        total.update(files[name])
-    return total.hexdigest()
 
 
 def _wrong(root: Path, message: str) -> SpecError:
