@@ -48,6 +48,7 @@ from reconciler.core.effect import (
     Waited,
     deadline_s,
 )
+from reconciler.core.live import Known
 from reconciler.core.preflight import preflight
 from reconciler.core.steps import LEASE_TTL_S, STEPS, Do, Fail, Move, Next, Step
 
@@ -133,8 +134,10 @@ def _advance(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
 def _keeps(reply: Reply, state: Attempt) -> bool:
     """An observation serves the next step as well, unless time or an effect lies between.
 
-    INSTALL and START act on entry; RELEASE needs the cards, which no step before it looks at; COMMIT looks for itself.
+    INSTALL and START act on entry; RELEASE needs the cards, which only a quick STOP looks at; COMMIT looks for itself.
     """
+    if isinstance(reply, Observed) and state.phase is Phase.RELEASE:
+        return isinstance(reply.live.gpus, Known)
     return isinstance(reply, Observed) and state.phase in {
         Phase.ACQUIRE,
         Phase.DISARM,

@@ -87,9 +87,9 @@ Move = Do | Next | Fail
 Step = Callable[[Attempt, Reply], Move]
 
 
-def look(state: Attempt) -> Do:
-    """Observe all members of the attempt in one round trip; the cards only where they are judged."""
-    gpus = state.phase is Phase.RELEASE
+def look(state: Attempt, *, cards: bool = False) -> Do:
+    """Observe all members of the attempt in one round trip; the cards only where they are judged, or when asked for."""
+    gpus = cards or state.phase is Phase.RELEASE
     journal = state.phase in {Phase.START, Phase.READY, Phase.GATE, Phase.COMMIT}
     return Do(Look(tuple(m.server for m in state.members), gpus=gpus, journal=journal), state)
 
@@ -162,6 +162,9 @@ def acquire(state: Attempt, reply: Reply) -> Move:
         attempted = records.attempted
         if attempted is None or attempted.attempt != state.id:
             content = {"version": 1, "revision": member.new.revision, "attempt": state.id}
+            if member.waived:
+                reasons = dict(member.waivers)
+                content["waived"] = {check: reasons[check] for check in member.waived}
             return Do(
                 Record(member.server, "attempted", json.dumps(content, sort_keys=True)), state
             )
@@ -284,7 +287,8 @@ def stop(state: Attempt, reply: Reply) -> Move:
     if isinstance(reply, Turned) and reply.reason != "InvocationChanged":
         return Fail(state, Reason.STOP_TIMED_OUT, reply.message)
     if not isinstance(reply, Observed):
-        return look(state)
+        # A server that ends at once is found down by the look that is also the first sample of its release.
+        return look(state, cards=isinstance(reply, Acted))
     member, found, waited = here(state, reply)
     if isinstance(found.unit, Unknown):
         return _patience(
