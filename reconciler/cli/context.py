@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +29,14 @@ class Output(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+class PassOutput(StrEnum):
+    """How a plan prints; a run has no Markdown."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
 
 
 def is_terminal() -> bool:
@@ -83,18 +91,24 @@ def settings() -> Settings:
 
 def load_specs(path: Path, setup: Settings) -> Fleet:
     """Read the specs under a path. A missing or empty one is a spec error: never "delete all" (S13)."""
+    return load_snapshot(path, setup)[0]
+
+
+def load_snapshot(path: Path, setup: Settings) -> tuple[Fleet, Mapping[str, bytes]]:
+    """Read the specs under a path, and give the bytes that they were read from as well."""
     from reconciler.core.fleet import load_fleet
     from reconciler.sources.directory import Directory
     from reconciler.wiring import engines
 
     snapshot = Directory(path).snapshot()
-    return load_fleet(
+    fleet = load_fleet(
         snapshot.files,
         engines=engines(),
         policy=setup.spec_policy,
         root=snapshot.root,
         unread=snapshot.unread,
     )
+    return fleet, snapshot.files
 
 
 def say_problems(problems: Iterable[Problem]) -> None:

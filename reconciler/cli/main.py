@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reconciler.cli.context import Output, guarded
+from reconciler.cli.context import PassOutput, guarded
 
 BUG = 70
 USAGE = 64
@@ -73,10 +73,24 @@ def one_pass(
             "--overwrite", help="Replace units that were edited on the host; they are saved first."
         ),
     ] = False,
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="With --dry-run: compare specs alone; no host is asked."),
+    ] = False,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base", metavar="REV", help="With --offline: what to compare with, as git names it."
+        ),
+    ] = None,
     output: Annotated[
-        Output,
-        typer.Option("--output", "-o", help="json: one document for a plan, NDJSON for a run."),
-    ] = Output.TEXT,
+        PassOutput,
+        typer.Option(
+            "--output",
+            "-o",
+            help="json: one document for a plan, NDJSON for a run. markdown: a plan for a comment.",
+        ),
+    ] = PassOutput.TEXT,
     _show_version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
@@ -88,6 +102,7 @@ def one_pass(
     Examples:
         reconcile --dry-run                 show what would happen, change nothing
         reconcile                           show, ask, act
+        reconcile --dry-run --offline --base origin/main -o markdown      what a pull request would do
         reconcile --server qwen --yes       one server, without asking
         reconcile --expect 1f3a9c0b7d21 --yes     act only on the plan that was shown
 
@@ -116,6 +131,8 @@ def one_pass(
         adopt=adopt,
         overwrite=overwrite,
         output=output,
+        offline=offline,
+        base=base,
     )
     guarded(lambda: run(options))
 
@@ -125,7 +142,7 @@ def refuse_options(context: typer.Context) -> None:
     given = [
         name
         for name, value in context.params.items()
-        if value not in (None, False, [], (), Path("specs"), Output.TEXT)
+        if value not in (None, False, [], (), Path("specs"), PassOutput.TEXT)
     ]
     if given:
         word = {"specs_path": "--specs"}.get(given[0], f"--{given[0].replace('_', '-')}")
@@ -136,7 +153,7 @@ def refuse_options(context: typer.Context) -> None:
         raise typer.Exit(USAGE)
 
 
-TAKE_A_VALUE = frozenset({"--specs", "--server", "--expect", "-o", "--output"})
+TAKE_A_VALUE = frozenset({"--specs", "--server", "--expect", "--base", "-o", "--output"})
 
 COMMANDS = {
     "validate": "specs",

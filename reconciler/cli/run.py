@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reconciler.cli.context import (
-    Output,
+    PassOutput,
     is_terminal,
     load_specs,
     out,
@@ -48,7 +48,9 @@ class PassOptions:
     expect: str | None = None
     adopt: bool = False
     overwrite: bool = False
-    output: Output = Output.TEXT
+    output: PassOutput = PassOutput.TEXT
+    offline: bool = False
+    base: str | None = None
 
     def command(self) -> str:
         """Give the command that would apply the plan, as a person would type it."""
@@ -64,10 +66,14 @@ class PassOptions:
 
 def one_pass(options: PassOptions) -> int:
     """Run one pass against the real world, and give the exit code."""
+    from reconciler.cli.review import check_options, offline
     from reconciler.core.plan import Permissions
     from reconciler.wiring import RealClock, world
 
+    check_options(options)
     setup = settings()
+    if options.offline:
+        return offline(options, setup)
     fleet = load_specs(options.specs, setup)
     check_names(fleet, options.servers)
     clock = RealClock()
@@ -94,7 +100,7 @@ def run_pass(fleet: Fleet, controller: World, options: PassOptions, allow: Permi
 
     say_problems(fleet.problems)
     found = survey(fleet, controller, only=frozenset(options.servers), allow=allow)
-    stream = options.output is Output.JSON
+    stream = options.output is PassOutput.JSON
     if fleet.held:
         sys.stderr.write(
             f"reconcile: {len(fleet.held)} servers are held back, because their specs are wrong (see above)\n"
@@ -128,8 +134,12 @@ def show_plan(found: Survey, fleet: Fleet, options: PassOptions) -> int:
     from reconciler.reconcile import still
     from reconciler.views.machine import plan_json
 
-    if options.output is Output.JSON:
+    if options.output is PassOutput.JSON:
         out(json.dumps(plan_json(found.plan), indent=2))
+    elif options.output is PassOutput.MARKDOWN:
+        from reconciler.cli.review import survey_shown
+
+        out(survey_shown(found, fleet))
     else:
         show_text_plan(found, options)
     blocked = [still(p) for p in found.plan.servers if not p.acts]

@@ -113,8 +113,10 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str) -> lis
     for key in sorted({*old, *new}):
         path = f"{prefix}{key}"
         before, after = old.get(key), new.get(key)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += _changes(before, after, f"{path}.")
+        sides = (before, after)
+        if any(sides) and all(side is None or isinstance(side, Mapping) for side in sides):
+            # Also where a whole map came or went: `timeouts` holds fields of two classes, and the fields decide.
+            found += _changes(before or {}, after or {}, f"{path}.")
         elif not _same(before, after):
             found.append(Change(path, before, after, effect_class(path)))
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+from reconciler.core.checks import Check, Verdict
 from reconciler.core.conditions import Exit, Outcome, ServerResult, exit_of
 from reconciler.core.event import (
     Diagnostic,
@@ -86,12 +87,14 @@ def server_lines(plan: ServerPlan) -> list[str]:
     head = f"[{colour}]{SYMBOL[plan.action]} {safe(wish.server)}[/] on {safe(wish.host)}: [bold]{plan.action.value}[/]{revision}  {safe(plan.sentence)}"
     lines = [head]
     lines += [f"    [yellow]warning[/] {safe(w)}" for w in wish.warnings]
+    lines += [check_line(c) for c in plan.checks if c.verdict is not Verdict.OK or c.id in TOLD]
+    lines += [f"    [yellow]note[/] {safe(note)}" for note in plan.notes]
     if not plan.acts:
         return lines
     lines += [f"    {change_line(c)}" for c in wish.changes]
     if wish.target is not None and plan.action is not Action.VERIFY:
         diff = unit_diff(plan.unit_before, wish.target.unit_text)
-        lines += [f"    [{_diff_colour(row)}]{safe(row)}[/]" for row in diff.splitlines()]
+        lines += [f"    [{diff_colour(row)}]{safe(row)}[/]" for row in diff.splitlines()]
     lines.append("    steps:")
     lines += [f"      {number}. {safe(step)}" for number, step in enumerate(plan.steps, 1)]
     if plan.may_be_killed and plan.action not in {Action.RELOAD, Action.VERIFY}:
@@ -100,6 +103,23 @@ def server_lines(plan: ServerPlan) -> list[str]:
         )
     lines.append(f"    {_outage(plan)}")
     return [*lines, ""]
+
+
+TOLD = frozenset({"memory.fit", "memory.context"})
+"""Checks whose numbers are worth a line when all is well."""
+
+CHECKED = {
+    Verdict.OK: "[green]ok[/]",
+    Verdict.WARNED: "[yellow]warning[/]",
+    Verdict.UNKNOWN: "[yellow]not known[/]",
+    Verdict.REFUSED: "[red]refused[/]",
+    Verdict.WAIVED: "[yellow]waived[/]",
+}
+
+
+def check_line(check: Check) -> str:
+    """Show one check of preflight."""
+    return f"    {CHECKED[check.verdict]} {safe(check.id)}: {safe(check.sentence)}"
 
 
 def change_line(change: Change) -> str:
@@ -118,7 +138,8 @@ def change_line(change: Change) -> str:
     return f"[yellow]~ {path}: {safe(change.old)} -> {safe(change.new)}[/] {tail}"
 
 
-def _diff_colour(row: str) -> str:
+def diff_colour(row: str) -> str:
+    """Give the colour of a line of a difference."""
     if row.startswith("+"):
         return "green"
     return "red" if row.startswith("-") else "dim"

@@ -156,3 +156,14 @@ def test_changes_are_listed_field_by_field() -> None:
 def test_one_and_true_are_two_values() -> None:
     """`1`, `1.0` and `true` render differently, so they differ."""
     assert len(changes({"a": 1, "b": 1, "c": (1,)}, {"a": True, "b": 1.0, "c": [1]})) == 2
+
+
+def test_a_map_that_came_whole_is_judged_by_its_fields() -> None:
+    """`timeouts: {stop: 40s}` where there was no `timeouts` needs a reload, as it does inside one."""
+    found = changes({}, {"timeouts": {"stop": "40s", "drain": "5s"}})
+    assert [(c.path, c.effect_class) for c in found] == [
+        ("timeouts.drain", EffectClass.CONTROLLER),
+        ("timeouts.stop", EffectClass.RELOAD),
+    ]
+    assert [c.path for c in changes({"args": {"a": 1}}, {"args": [1]})] == ["args"]
+    assert [c.path for c in changes({"env": {}}, {"env": {"A": "b"}})] == ["env.A"]
