@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import re
 import signal
 import stat
-import struct
 import time
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
@@ -36,7 +36,9 @@ SLOW_READ_S = 2.0  # A healthy process answers in microseconds.
 SCAN_S_MAX = 60.0
 _SCAN_ROUNDS_MAX = 5
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x": 343}
+_KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x": 343}.get(
+    platform.machine()
+)
 _KCMP_FILES = 2
 _AT_FDCWD = -100
 _AT_STATX_DONT_SYNC = 0x4000
@@ -45,6 +47,7 @@ _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434  # The same on every architecture.
 # A file system that is gone or hung says this; a device node's never does.
 _NOT_A_DEVICE_NODE = (errno.ENOTCONN, errno.ESTALE, errno.EIO, errno.ETIMEDOUT, errno.EHOSTDOWN)
 _GONE = (errno.ENOENT, errno.ESRCH)
+_FILE_NAMES = ("utf-8", "surrogateescape")
 
 Number = Tuple[int, int]
 
@@ -112,25 +115,62 @@ def _device_majors(proc: str) -> Dict[int, str]:
     return majors
 
 
+class _Statx(ctypes.Structure):
+    """The parts of `struct statx` that tell a device; the gaps are what we do not ask for."""
+
+    _fields_ = (
+        ("_before", ctypes.c_char * 28),
+        ("mode", ctypes.c_uint16),
+        ("_between", ctypes.c_char * 98),
+        ("rdev_major", ctypes.c_uint32),
+        ("rdev_minor", ctypes.c_uint32),
+        ("_after", ctypes.c_char * 120),
+    )
+
+
 def char_device(path: str) -> Optional[Number]:
     """Return the number of the character device at the end of a path, None for anything else.
 
     By statx without synchronising: a plain stat of a descriptor into a hung file system blocks.
     Raises OSError as stat does.
     """
-    buffer = ctypes.create_string_buffer(256)
-    if not hasattr(_LIBC, "statx"):
-        found = os.stat(path)
-        number = (os.major(found.st_rdev), os.minor(found.st_rdev))
-        return number if stat.S_ISCHR(found.st_mode) else None
-    if _LIBC.statx(_AT_FDCWD, os.fsencode(path), _AT_STATX_DONT_SYNC, _STATX_TYPE, buffer) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), path)
-    (mode,) = struct.unpack_from("=H", buffer.raw, 28)
-    if not stat.S_ISCHR(mode):
-        return None
-    major, minor = struct.unpack_from("=II", buffer.raw, 128)
-    return major, minor
+    numbers, failures = char_devices(_AT_FDCWD, [path])
+    if failures:
+        raise OSError(failures[0], os.strerror(failures[0]), path)
+    return numbers[0] if numbers else None
+
+
+def char_devices(directory: int, names: List[str]) -> Tuple[List[Number], List[int]]:
+    """Return the numbers of the character devices among some names in an open directory, and why others failed.
+
+    One loop without a call of its own, because a crowded host has a hundred thousand descriptors.
+    """
+    statx = getattr(_LIBC, "statx", None)
+    if statx is None:
+        return _char_devices_without_statx(directory, names)
+    numbers: List[Number] = []
+    failures: List[int] = []
+    answer = _Statx()
+    where = ctypes.byref(answer)
+    for name in names:
+        if statx(directory, name.encode(*_FILE_NAMES), _AT_STATX_DONT_SYNC, _STATX_TYPE, where):
+            failures.append(ctypes.get_errno())
+        elif answer.mode & 0xF000 == stat.S_IFCHR:
+            numbers.append((answer.rdev_major, answer.rdev_minor))
+    return numbers, failures
+
+
+def _char_devices_without_statx(directory: int, names: List[str]) -> Tuple[List[Number], List[int]]:
+    numbers, failures = [], []
+    for name in names:
+        try:
+            found = os.stat(name, dir_fd=None if directory == _AT_FDCWD else directory)
+        except OSError as error:
+            failures.append(error.errno or errno.EIO)
+            continue
+        if stat.S_ISCHR(found.st_mode):
+            numbers.append((os.major(found.st_rdev), os.minor(found.st_rdev)))
+    return numbers, failures
 
 
 # -- one process ---------------------------------------------------------------------------------------
@@ -443,14 +483,10 @@ def _scan_round(scan: _Scan, pids: List[int], deadline: float) -> Set[int]:
     for at, pid in enumerate(pids):
         if time.monotonic() > deadline:
             return set(pids[at:])
-        facts = process_stat(pid, scan.proc)
-        if facts is None or facts["kernel_thread"]:
-            continue
-        if process_is_dead(facts["state"], facts["threads"]):
-            continue
-        _scan_descriptors(scan, pid)
-        living[pid] = _living_task(pid, facts, scan.proc)
-    cache: Dict[str, Optional[Number]] = {}
+        base = _scan_process(scan, pid)
+        if base is not None:
+            living[pid] = base
+    cache: Dict[Any, Optional[Number]] = {}
     readings = each_guarded(
         list(living.values()),
         lambda base: _mapped_devices(base, cache),
@@ -464,30 +500,48 @@ def _scan_round(scan: _Scan, pids: List[int], deadline: float) -> Set[int]:
     return set()
 
 
-def _scan_descriptors(scan: _Scan, pid: int) -> None:
+def _scan_process(scan: _Scan, pid: int) -> Optional[str]:
+    """Scan the descriptors of one process; return where to read its mappings, None when it has none.
+
+    A leader that has files open lives, and its table is also its threads' but for those that kcmp tells
+    apart. One that shows none may be a kernel thread, dead, or dead with threads that hold everything.
+    """
+    if _scan_table(scan, pid, f"{scan.proc}/{pid}/fd"):
+        for table in _other_tables(pid, [pid], scan.proc):
+            _scan_table(scan, pid, table)
+        return f"{scan.proc}/{pid}"
+    facts = process_stat(pid, scan.proc)
+    if facts is None or facts["kernel_thread"]:
+        return None
+    if process_is_dead(facts["state"], facts["threads"]):
+        return None
     for table in descriptor_tables(pid, scan.proc):
-        try:
-            names = os.listdir(table)
-        except OSError as error:
-            if error.errno not in _GONE:
-                scan.unreadable.add(pid)
-            continue
-        for name in names:
-            try:
-                number = _descriptor_device(f"{table}/{name}")
-            except OSError as error:
-                if error.errno not in _GONE and error.errno not in _NOT_A_DEVICE_NODE:
-                    scan.unreadable.add(pid)
-                    return  # One is enough to prove nothing, and all others would say the same.
-                continue
-            scan.add(pid, number, "fd")
+        _scan_table(scan, pid, table, strict=True)
+    return _living_task(pid, facts, scan.proc)
 
 
-def _descriptor_device(path: str) -> Optional[Number]:
-    link = os.readlink(path)
-    if link.startswith(("socket:", "pipe:", "anon_inode:")):
-        return None  # A path starts with a slash, so this is no file's name.
-    return char_device(path)
+def _scan_table(scan: _Scan, pid: int, table: str, *, strict: bool = False) -> bool:
+    """Look at every descriptor of a table; return whether it had any. What may not be read is counted if `strict`."""
+    try:
+        directory = os.open(table, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        if strict and error.errno not in _GONE:
+            scan.unreadable.add(pid)
+        return False
+    try:
+        names = os.listdir(directory)
+        numbers, failures = char_devices(directory, names)
+    except OSError as error:
+        if strict and error.errno not in _GONE:
+            scan.unreadable.add(pid)
+        return False
+    finally:
+        os.close(directory)
+    for number in numbers:
+        scan.add(pid, number, "fd")
+    if not {*_GONE, *_NOT_A_DEVICE_NODE}.issuperset(failures):
+        scan.unreadable.add(pid)
+    return bool(names)
 
 
 def descriptor_tables(pid: int, proc: str = "/proc") -> List[str]:
@@ -496,58 +550,118 @@ def descriptor_tables(pid: int, proc: str = "/proc") -> List[str]:
     Nearly always one: threads share it, and kcmp tells so in microseconds where listing them all takes
     seconds. A dead leader has none, and its threads' is found through one of them.
     """
+    return _other_tables(pid, [], proc)
+
+
+def _other_tables(pid: int, seen: List[int], proc: str) -> List[str]:
+    """Return the directories of the tables that are not those of the threads `seen`."""
     tables: List[int] = []
     for tid in _tasks(pid, proc):
-        if any(_same_table(other, tid) for other in tables):
+        if tid in seen or _shares_table(tid, seen):
             continue
         facts = read_proc_stat(_read_text(f"{proc}/{pid}/task/{tid}/stat") or "").get("known")
         if facts is not None and facts["state"] not in ("Z", "X"):
+            seen = [*seen, tid]
             tables.append(tid)
     return [f"{proc}/{pid}/task/{tid}/fd" for tid in tables]
 
 
-def _same_table(one: int, other: int) -> bool:
-    number = _KCMP.get(platform.machine())
-    return number is not None and _LIBC.syscall(number, one, other, _KCMP_FILES, 0, 0) == 0
+def _shares_table(tid: int, others: List[int]) -> bool:
+    """Say whether a thread has the table of one of the others; a kernel that cannot say makes it a table of its own."""
+    for other in others:
+        if _KCMP is not None and _LIBC.syscall(_KCMP, other, tid, _KCMP_FILES, 0, 0) == 0:
+            return True
+    return False
 
 
-def _mapped_devices(base: str, cache: Dict[str, Optional[Number]]) -> List[Number]:
+# What `PROCMAP_QUERY` (Linux 6.11) is asked: the next mapping of a file at or after an address. `maps` writes
+# a line for every mapping, most of which are of no file, and the kernel takes far longer to write them.
+_PROCMAP_QUERY = 0xC0686611
+_PROCMAP_NEXT_FILE = 0x10 | 0x20
+_PROCMAP_WORDS = 13
+_MAPS_LINE = re.compile(rb"^(\S+) \S+ \S+ (\S+ [1-9]\d*) +(.*)$", re.MULTILINE)
+
+
+def _mapped_devices(base: str, cache: Dict[Any, Optional[Number]]) -> List[Number]:
     """Return the numbers of the character devices that a process has mapped.
 
-    The device column of `maps` is the file system's, so the mapped file itself is asked, each inode once.
+    The device that the kernel names is the file system's, so the mapped file itself is asked, each inode once.
     """
     try:
-        with open(f"{base}/maps", "rb") as stream:
-            lines = stream.read(1 << 26).splitlines()
+        descriptor = os.open(f"{base}/maps", os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, ProcessLookupError):
         return []
-    numbers: Set[Number] = set()
-    for line in lines:
-        words = line.split(None, 5)
-        if len(words) < 6 or words[4] == b"0":
-            continue
-        key = os.fsdecode(words[3] + b" " + words[4])
-        if key not in cache:
-            cache[key] = _mapping_device(base, os.fsdecode(words[0]), os.fsdecode(words[5]))
-        number = cache[key]
+    try:
+        return sorted(_queried_devices(descriptor, base, cache))
+    except OSError:
+        return sorted(_listed_devices(descriptor, base, cache))
+    finally:
+        os.close(descriptor)
+
+
+def _queried_devices(descriptor: int, base: str, cache: Dict[Any, Optional[Number]]) -> Set[Number]:
+    """Ask for one mapping after the other; OSError where the kernel or our rights do not suffice."""
+    buffer = bytearray(8 * _PROCMAP_WORDS)
+    words = memoryview(buffer).cast("Q")
+    words[0], words[1] = len(buffer), _PROCMAP_NEXT_FILE
+    found: Set[Number] = set()
+    while True:
+        try:
+            fcntl.ioctl(descriptor, _PROCMAP_QUERY, buffer)
+        except OSError as error:
+            if error.errno in _GONE:
+                return found
+            raise
+        words[2] = words[4]
+        file = (words[8], words[9])  # Its inode and its file system.
+        if file not in cache:
+            # What is not mapped any more says nothing about others' mappings of it.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                cache[file] = _mapped_file(f"{base}/map_files/{words[3]:x}-{words[4]:x}")
+        number = cache.get(file)
         if number is not None:
-            numbers.add(number)
-    return sorted(numbers)
+            found.add(number)
+
+
+def _listed_devices(descriptor: int, base: str, cache: Dict[Any, Optional[Number]]) -> Set[Number]:
+    """Read the list of mappings as text, as every kernel writes it."""
+    found: Set[Number] = set()
+    with open(descriptor, "rb", closefd=False) as stream:
+        lines = _MAPS_LINE.findall(stream.read(1 << 26))
+    for span, file, path in lines:
+        if file not in cache:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                cache[file] = _mapping_device(base, os.fsdecode(span), os.fsdecode(path))
+        number = cache.get(file)
+        if number is not None:
+            found.add(number)
+    return found
 
 
 def _mapping_device(base: str, span: str, path: str) -> Optional[Number]:
-    """Return the device number of one mapping; where `map_files` is not for us, ask the path in its root."""
+    """Return the device number of one mapping; where `map_files` is not for us, ask the path in its root.
+
+    Raises FileNotFoundError or ProcessLookupError when it is not mapped any more.
+    """
     first, _, last = span.partition("-")
     try:
-        return char_device(f"{base}/map_files/{int(first, 16):x}-{int(last, 16):x}")
-    except OSError as error:
-        if error.errno in _GONE or error.errno in _NOT_A_DEVICE_NODE:
+        return _mapped_file(f"{base}/map_files/{int(first, 16):x}-{int(last, 16):x}")
+    except PermissionError:
+        if not path.startswith("/dev/"):
             return None
-    if not path.startswith("/dev/"):
-        return None
     with contextlib.suppress(OSError):
         return char_device(f"{base}/root{path}")
     return None
+
+
+def _mapped_file(link: str) -> Optional[Number]:
+    """Return the device number of a mapped file; a file system that is gone has no device nodes."""
+    try:
+        return char_device(link)
+    except OSError as error:
+        if error.errno in _NOT_A_DEVICE_NODE:
+            return None
+        raise
 
 
 # -- who listens ---------------------------------------------------------------------------------------
