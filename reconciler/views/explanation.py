@@ -33,7 +33,10 @@ class NoSuchFieldError(Exception):
 
     def __str__(self) -> str:
         """Say it."""
-        return f"there is no field `{self.field}`{self.hint}"
+        return (
+            f"there is no field `{self.field}`{self.hint}; `reconcile explain` lists those of a Server, "
+            "`reconcile explain Host` and `Profile` the others"
+        )
 
 
 def explain(schema: Schema, field: str) -> str:
@@ -63,15 +66,21 @@ def explain(schema: Schema, field: str) -> str:
 def _explained(schema: Schema, kind: str, path: list[str], field: str) -> str:
     node: Schema = schema["$defs"][kind]
     named = kind
-    for part in path:
+    own = ""
+    for depth, part in enumerate(path):
         children = _children(schema, node)
         inner = children.get(part) or _by_pattern(schema, node, part)
         if not inner:
             if _is_free(schema, node):
-                break  # The key is somebody else's word; what can be said is said of the map.
+                # The key is somebody else's word; what can be said is said of the map.
+                path, own = path[:depth], ".".join(path[depth:])
+                break
             raise NoSuchFieldError(field, nearest(part, children))
         node, named = inner, part
-    return "\n".join(_page(schema, node, kind, path, named))
+    page = list(_page(schema, node, kind, path, named))
+    if own:
+        page.append(f"  `{own}` is a key that you choose: nothing more is known of it here.")
+    return "\n".join(page)
 
 
 def _page(schema: Schema, node: Schema, kind: str, path: list[str], named: str) -> Iterator[str]:

@@ -270,7 +270,7 @@ def test_every_example_and_the_fleet_of_this_repository_validate(path: Path) -> 
         ("gate.runs[0].requests", ["(whole number)", "299 for p99"]),
         ("gpus", ["gpus  (list)", "Example: gpus: [0, 1, 2, 3]", "whole rollout"]),
         ("engine.command", ["What to run. (custom only)"]),
-        ("args.context-length", ["args.context-length  (map)", "without the dashes in front", "Example: args: "]),
+        ("args.context-length", ["args  (map)", "`context-length` is a key that you choose", "without the dashes in front", "Example: args: "]),
         ("timeouts", ["What a change needs differs by field.", "Fields:", "drain"]),
         ("Host", ["A machine or container that runs servers.", "protect"]),
         ("proxmox.vmid", ["The container's number."]),
@@ -300,5 +300,6 @@ def test_explain_of_what_is_not_there_is_a_usage_error(field: str, hint: str) ->
     assert (result.exit_code, result.stdout, result.stderr) == (
         64,
         "",
-        f"there is no field `{field}`{hint}\n",
+        f"there is no field `{field}`{hint}; `reconcile explain` lists those of a Server, "
+        "`reconcile explain Host` and `Profile` the others\n",
     )

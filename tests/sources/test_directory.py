@@ -99,6 +99,8 @@ def test_a_link_as_the_root_is_the_operator_s_choice(tmp_path: Path) -> None:
     (tmp_path / "real/a.yaml").write_text("a")
     (tmp_path / "link").symlink_to("real")
     assert len(Directory(tmp_path / "link").snapshot().files) == 1
+    (tmp_path / "one.yaml").symlink_to(next((tmp_path / "real").glob("*.yaml")))
+    assert len(Directory(tmp_path / "one.yaml").snapshot().files) == 1
 
 
 def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
