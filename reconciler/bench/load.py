@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 from reconciler.bench.answer import Answer, AnswerError
-from reconciler.bench.load_plan import Api, Endpoint, LoadPlan, Progress, request_body
+from reconciler.bench.load_plan import Api, Endpoint, LoadPlan, Progress, http_request, request_body
 from reconciler.bench.stream import Request, read_stream
 from reconciler.bench.summary import Collected, Record, summarise
 from reconciler.core.measurement import RunResult
@@ -35,6 +35,7 @@ _PATHS: Mapping[Api, str] = {
 # How often limits are looked at and the loop's own lateness is sampled.
 _TICK_S = 0.01
 _TICKS_PER_CHECK = 10
+_TUNNEL_PROBES = 5
 _CONNECT_LIMIT_S = 10.0
 # An event is 200 to 600 bytes for one token; with log probabilities a few kB. Beyond this a server sends
 # something else, and memory is worth more.
@@ -79,16 +80,6 @@ def collect(
     if client.crash is not None:
         raise client.crash
     return client.collected()
-
-
-def _http_request(endpoint: Endpoint, method: str, path: str, body: bytes) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", f"Host: {endpoint.host}:{endpoint.port}"]
-    if body:
-        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-    if endpoint.bearer:
-        lines.append(f"Authorization: Bearer {endpoint.bearer}")
-    lines += ["Accept: text/event-stream, application/json, text/plain", "User-Agent: reconcile"]
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
 class _Exchange:
@@ -200,6 +191,7 @@ class _Client:
         self._connections: list[_Connection] = []
         self._lags: list[float] = []
         self._counters: list[str] = []
+        self._tunnel_s: float | None = None
         self._began = self._ended = self._cpu_s = 0.0
 
     def run(self) -> None:
@@ -241,11 +233,13 @@ class _Client:
             given_up=self._given_up,
             counters_before=self._counters[0] if self._counters else "",
             counters_after=self._counters[1] if len(self._counters) > 1 else "",
+            tunnel_ms=None if self._tunnel_s is None else self._tunnel_s * 1000,
         )
 
     async def _round(self) -> None:
         self._loop = asyncio.get_running_loop()
         await self._read_counters()
+        await self._time_the_tunnel()
         streams = min(self.plan.concurrency, self.plan.requests)
         opened = await asyncio.gather(*(self._open() for _ in range(streams)))
         # What exists now lives through the round; the collector need not look at it again and again.
@@ -274,8 +268,9 @@ class _Client:
     ) -> None:
         """Send one request after the other until none is left."""
         free_at = self._began
+        duration = self.plan.duration_s
         for number in numbers:
-            if self._stopping:
+            if self._stopping or (duration is not None and free_at - self._began >= duration):
                 return
             record, connection = await self._ask(slot, number, connection, free_at)
             free_at = time.perf_counter()
@@ -332,7 +327,7 @@ class _Client:
         max_bytes = max(_BYTES_AT_LEAST, self.plan.max_tokens * _BYTES_PER_TOKEN)
         exchange = _Exchange(self._loop, max_bytes)
         body = request_body(self.plan, self.endpoint, number, given_up)
-        request = _http_request(
+        request = http_request(
             self.endpoint, "POST", _PATHS[self.endpoint.api], json.dumps(body).encode()
         )
         connection.send(exchange, request)
@@ -368,7 +363,8 @@ class _Client:
             failure=failure,
             message=message,
             pieces=tuple(answer.pieces) if answer.status == 200 else (),
-            content_type=answer.headers.get("content-type", ""),
+            content_type=answer.headers.get("content-type", "")[:200],
+            location=answer.headers.get("location", "")[:200],
             retried=retried,
         )
 
@@ -379,7 +375,7 @@ class _Client:
         try:
             async with asyncio.timeout(_CONNECT_LIMIT_S):
                 _, connection = await self._loop.create_connection(
-                    _Connection, endpoint.host, endpoint.port
+                    _Connection, endpoint.host, endpoint.port, ssl=True if endpoint.tls else None
                 )
         except TimeoutError:
             return f"no connection to {endpoint.host}:{endpoint.port} within {_CONNECT_LIMIT_S:g} s"
@@ -439,21 +435,43 @@ class _Client:
         """Read vLLM's counters beside the round: its drafts are told nowhere else."""
         if self.endpoint.engine != "vllm":
             return
-        assert self._loop is not None
         connection = await self._open()
         if isinstance(connection, str):
             return
+        answer = await self._get(connection, "/metrics")
+        if answer is not None and answer.status == 200:
+            self._counters.append(answer.body.decode("utf-8", "replace"))
+        connection.close()
+
+    async def _time_the_tunnel(self) -> None:
+        """Time a few tiny requests through the tunnel, one after the other, and keep the slowest."""
+        if not self.endpoint.tunnelled:
+            return
+        connection = await self._open()
+        if isinstance(connection, str):
+            return
+        slowest = 0.0
+        for _ in range(_TUNNEL_PROBES):
+            began = time.perf_counter()
+            answer = await self._get(connection, "/health")
+            if answer is None or not connection.open:
+                break
+            slowest = max(slowest, time.perf_counter() - began)
+        self._tunnel_s = slowest or None
+        connection.close()
+
+    async def _get(self, connection: _Connection, path: str) -> Answer | None:
+        """Ask for something small beside the load; None when nothing came in time."""
+        assert self._loop is not None
         exchange = _Exchange(self._loop, 16 << 20)
-        connection.send(exchange, _http_request(self.endpoint, "GET", "/metrics", b""))
+        connection.send(exchange, http_request(self.endpoint, "GET", path, b""))
         try:
             async with asyncio.timeout(_CONNECT_LIMIT_S):
                 await exchange.done
         except TimeoutError:
             connection.close()
-            return
-        if exchange.answer.status == 200:
-            self._counters.append(exchange.answer.body.decode("utf-8", "replace"))
-        connection.close()
+            return None
+        return exchange.answer
 
 
 def _loop_factory() -> tuple[Callable[[], asyncio.AbstractEventLoop], str]:

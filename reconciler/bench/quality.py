@@ -14,9 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from reconciler.bench.degeneracy import GARBAGE, all_alike, text_fault
-from reconciler.bench.load import collect
 from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress, Prompt, Sampling
-from reconciler.bench.summary import outcomes, summarise
+from reconciler.bench.meter import LOCAL, Meter
 from reconciler.core.measurement import Answer, QualityResult
 
 _MAX_TOKENS = 64
@@ -90,6 +89,7 @@ def ask(
     salt: str = "",
     deadline_s: float | None = None,
     given_up: frozenset[str] = frozenset(),
+    meter: Meter = LOCAL,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> QualityResult:
     """Ask all questions and check the answers.
@@ -108,13 +108,8 @@ def ask(
         deadline_s=deadline_s,
         given_up=given_up,
     )
-    collected = collect(plan, endpoint, on_progress=on_progress)
-    result = summarise(plan, endpoint, collected)
-    texts = dict.fromkeys(range(len(QUESTIONS)), "")
-    for outcome in outcomes(plan, endpoint, collected):
-        if outcome.reading is not None and not outcome.failure:
-            said = outcome.reading
-            texts[outcome.record.number] = said.text or said.reasoning_text
+    result, heard_of = meter.ask(plan, endpoint, on_progress)
+    texts = dict.fromkeys(range(len(QUESTIONS)), "") | dict(heard_of)
     answers = tuple(_answer(q, texts[number]) for number, q in enumerate(QUESTIONS))
     heard = [text for text in texts.values() if text]
     return QualityResult(

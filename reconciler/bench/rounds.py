@@ -15,8 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from reconciler.bench import load, quality
+from reconciler.bench import quality
 from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress
+from reconciler.bench.meter import LOCAL, Meter
+from reconciler.bench.warm_up import WARM_TOKENS, warm_up
 from reconciler.bench.workloads import GREEDY_WARNING, SAMPLING, prompt_set, warm_up_set
 from reconciler.core.gate import MIN_ROUNDS, Reason, Verdict, VerdictKind, judge
 from reconciler.core.measurement import Baseline, QualityResult, ReasonCode, RunResult
@@ -24,17 +26,12 @@ from reconciler.core.measurement import Baseline, QualityResult, ReasonCode, Run
 if TYPE_CHECKING:
     from reconciler.core.spec import Gate, GateRun
 
-# Kernels compile and graphs are captured on the first requests of a shape: warm until two rounds agree.
-_WARM_ROUNDS = 5
-_WARM_ENOUGH = 0.05
-_WARM_TOKENS = 32
 # An infrastructure error is measured again so often before it is the verdict.
 _TRIES = 2
 _ANSWER_LIMIT_S = 60.0
 _IDLE_LIMIT_S = 30.0
 
 OnProgress = Callable[[Progress], None]
-Measure = Callable[[LoadPlan, Endpoint], RunResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +59,7 @@ def run_gate(
     deadline_s: float,
     on_progress: OnProgress | None = None,
     clock: Callable[[], float] = time.monotonic,
+    meter: Meter = LOCAL,
 ) -> GateOutcome:
     """Measure a server until its gate has an answer or the time is over.
 
@@ -69,7 +67,7 @@ def run_gate(
     limit, model). Blocks; interrupting it (Ctrl-C) ends the requests in flight and raises.
     """
     endpoint = replace(endpoint, server=dict(server_info or endpoint.server))
-    sequence = _Sequence(gate, endpoint, baseline, clock() + deadline_s, clock, on_progress)
+    sequence = _Sequence(gate, endpoint, baseline, clock() + deadline_s, clock, on_progress, meter)
     return sequence.run()
 
 
@@ -83,6 +81,7 @@ class _Sequence:
     due: float
     clock: Callable[[], float]
     on_progress: OnProgress | None
+    meter: Meter = LOCAL
     results: list[RunResult] = field(default_factory=list)
     quality: QualityResult | None = None
     took: dict[str, float] = field(default_factory=dict)
@@ -112,6 +111,7 @@ class _Sequence:
                 salt=f"{self.salt}q",
                 deadline_s=self._left(),
                 on_progress=self.on_progress,
+                meter=self.meter,
             )
             if self.quality.infrastructure is None:
                 break
@@ -143,12 +143,12 @@ class _Sequence:
     def _measured(self, run: GateRun, number: int) -> RunResult:
         """Measure a run, once more if the infrastructure was in the way."""
         plan = self._plan(run, number)
-        result = load.measure(plan, self.endpoint, on_progress=self.on_progress)
+        result = self.meter.measure(plan, self.endpoint, self.on_progress)
         for again in range(1, _TRIES):
             if result.infrastructure in {None, ReasonCode.DEADLINE} or self._left() <= 0:
                 break
             plan = replace(plan, salt=f"{plan.salt}r{again}", deadline_s=self._left())
-            result = load.measure(plan, self.endpoint, on_progress=self.on_progress)
+            result = self.meter.measure(plan, self.endpoint, self.on_progress)
         return result
 
     def _plan(self, run: GateRun, number: int) -> LoadPlan:
@@ -172,25 +172,14 @@ class _Sequence:
         )
 
     def _warm_up(self, run: GateRun) -> None:
-        """Send unmeasured requests at the run's concurrency until two rounds are alike."""
-        before: float | None = None
+        """Send unmeasured requests at the run's concurrency until two rounds are alike; then empty the prefix cache."""
         plan = replace(
             self._plan(run, 0),
             prompts=warm_up_set(),
             requests=run.concurrency,
-            max_tokens=min(run.max_tokens, _WARM_TOKENS),
+            max_tokens=min(run.max_tokens, WARM_TOKENS),
         )
-        for number in range(_WARM_ROUNDS):
-            if self._left() <= 0:
-                return
-            warm = replace(plan, salt=f"{plan.salt}w{number}", deadline_s=self._left())
-            result = load.measure(warm, self.endpoint, on_progress=self.on_progress)
-            speed = result.decode_tps.p50
-            if speed is None or result.infrastructure is not None:
-                return
-            if before is not None and abs(speed / before - 1) < _WARM_ENOUGH:
-                return
-            before = speed
+        warm_up(plan, self.endpoint, self.meter, self.on_progress, left=self._left)
 
     def _left(self) -> float:
         return max(0.0, self.due - self.clock())

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -184,6 +185,7 @@ class Reading:
     spec_accept_length: float | None = None
     spec_drafted: int | None = None
     spec_accepted: int | None = None
+    spec_source: str = ""
     server_decode_tok_s: float | None = None
 
     @property
@@ -240,6 +242,7 @@ class _Notes:
     usage: dict[str, Any] | None = None
     timings: dict[str, Any] = field(default_factory=dict)
     spec: dict[str, Any] = field(default_factory=dict)
+    spec_source: str = ""
     finish: dict[int, str | None] = field(default_factory=dict)
     texts: dict[int, list[str]] = field(default_factory=dict)
     thoughts: list[str] = field(default_factory=list)
@@ -293,6 +296,7 @@ def _note_body(notes: _Notes, body: dict[str, Any], position: int, at: float) ->
     extension = body.get("sglext")
     if isinstance(extension, dict) and isinstance(extension.get("spec_tokens_details"), dict):
         notes.spec = extension["spec_tokens_details"]
+        notes.spec_source = "sglext.spec_tokens_details of each answer (SGLang)"
     if "meta_info" in body:
         choices: object = _generate_choices(notes, body)
         usage = notes.usage
@@ -388,6 +392,7 @@ def _generate_choices(notes: _Notes, body: dict[str, Any]) -> list[dict[str, Any
     }
     if "spec_verify_ct" in meta:
         notes.spec = meta
+        notes.spec_source = "meta_info.spec_verify_ct of each answer (SGLang)"
     index = body.get("index", 0)
     text = body.get("text")
     so_far = "".join(notes.texts.get(index, ()))
@@ -481,6 +486,9 @@ def _judge_end(notes: _Notes) -> None:
         if notes.done and not notes.positions and not reasons:
             _fail(notes, "empty", "the stream ended without any output")
         _fail(notes, "truncated", "the stream ended without a finish_reason")
+    elif len(reasons) > notes.request.n:
+        asked = "1 was" if notes.request.n == 1 else f"{notes.request.n} were"
+        _fail(notes, "malformed", f"{len(reasons)} choices came, {asked} asked for")
     elif not notes.positions:
         _fail(notes, "empty", "finished without any output")
 
@@ -557,6 +565,7 @@ def _speculation(notes: _Notes, tokens: int | None) -> dict[str, Any]:
     SGLang counts verify passes; llama.cpp counts drafted and accepted tokens, from which the passes
     follow: every pass yields its accepted drafts and one token more.
     """
+    source = notes.spec_source
     verified = _count(notes.spec, "spec_verify_ct")
     drafted = _count(notes.spec, "spec_num_proposed_drafts")
     accepted = _count(notes.spec, "spec_num_correct_drafts")
@@ -567,15 +576,17 @@ def _speculation(notes: _Notes, tokens: int | None) -> dict[str, Any]:
         made = tokens or _count(notes.timings, "predicted_n")
         verified = made - accepted if made and made > accepted else None
         length = made / verified if made and verified else None
+        source = "timings.draft_n of each answer (llama.cpp)"
     elif length is None and verified and tokens:
         length = tokens / verified
     speed = notes.timings.get("predicted_per_second")
     return {
         "spec_verify_ct": verified,
-        "spec_accept_length": float(length) if isinstance(length, int | float) else None,
+        "spec_accept_length": _finite(length),
         "spec_drafted": drafted,
         "spec_accepted": accepted,
-        "server_decode_tok_s": float(speed) if isinstance(speed, int | float) else None,
+        "spec_source": source if verified else "",
+        "server_decode_tok_s": _finite(speed),
     }
 
 
@@ -596,6 +607,13 @@ def _count(facts: Mapping[str, Any] | None, key: str) -> int | None:
     """Give a number that can be a count; a server that says -1, true or "7" has said nothing."""
     value = facts.get(key) if facts else None
     return value if type(value) is int and value >= 0 else None
+
+
+def _finite(value: object) -> float | None:
+    """Give a number that can be measured; JSON as Python reads it also knows NaN and Infinity."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def _code(value: object) -> int | None:

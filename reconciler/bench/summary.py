@@ -15,11 +15,17 @@ from typing import Any
 from reconciler.bench.degeneracy import GARBAGE, TextFault, all_alike, text_fault
 from reconciler.bench.load_plan import Endpoint, LoadPlan, digest_of
 from reconciler.bench.stream import Reading, Request, read_stream
-from reconciler.core.measurement import Distribution, ReasonCode, RunResult
+from reconciler.core.measurement import Distribution, ReasonCode, RunResult, short
 
 # A change of how we measure must not be mistaken for a change of the server.
 CLIENT_VERSION = "1"
 _EXAMPLES = 3
+# How engines say that prompt and answer do not fit: our asking is wrong then, not the server.
+_TOO_LONG = re.compile(
+    r"context[ _-]?(length|window|size)|maximum (model |input )?length|max_model_len|too long|longer than|"
+    r"exceeds? the (available )?context",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,7 @@ class Record:
     message: str = ""
     pieces: tuple[tuple[float, bytes], ...] = ()
     content_type: str = ""
+    location: str = ""
     retried: int = 0
 
 
@@ -53,6 +60,7 @@ class Collected:
     given_up: frozenset[str] = frozenset()
     counters_before: str = ""
     counters_after: str = ""
+    tunnel_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +161,24 @@ def summarise(plan: LoadPlan, endpoint: Endpoint, collected: Collected) -> RunRe
         client_cpu_share=collected.cpu_share,
         client_loop_lag_p99_ms=collected.lag_p99_s * 1000,
         tunnelled=endpoint.tunnelled,
+        tunnel_ms=collected.tunnel_ms,
+        by_class=_by_class(plan, read),
         fingerprint=_fingerprint(plan, endpoint),
         infrastructure=reason,
         infrastructure_message=why,
     )
+
+
+def answers(
+    plan: LoadPlan, endpoint: Endpoint, collected: Collected
+) -> tuple[RunResult, Mapping[int, str]]:
+    """Give the result of one round and the text of each success, by the number of its request."""
+    texts = {
+        o.record.number: o.reading.text or o.reading.reasoning_text
+        for o in outcomes(plan, endpoint, collected)
+        if o.reading is not None and not o.failure
+    }
+    return summarise(plan, endpoint, collected), texts
 
 
 def _ended_at_once(outcome: Outcome) -> bool:
@@ -172,14 +194,14 @@ def _ended_at_once(outcome: Outcome) -> bool:
 
 def _fingerprint(plan: LoadPlan, endpoint: Endpoint) -> Mapping[str, str]:
     """Say what must be equal for two measurements to be comparable."""
-    sampling = plan.sampling
     return {
         "client": CLIENT_VERSION,
         "prompts": digest_of(plan.prompts),
         "workload": plan.workload,
-        "sampling": f"{sampling.temperature:g}/{sampling.top_p:g}/{sampling.ignore_eos}",
+        "sampling": str(plan.sampling),
         "load": f"{plan.concurrency} streams, {plan.max_tokens} tokens",
         "api": endpoint.api,
+        "measured": "through a tunnel" if endpoint.tunnelled else "directly",
         **{f"server.{key}": value for key, value in sorted(endpoint.server.items())},
     }
 
@@ -211,7 +233,16 @@ def _infrastructure(
     last = sorted(every, key=lambda o: o.record.end)[-plan.concurrency :]
     if last and len(unheard) > 1 and all(o.failure == "closed" for o in last):
         return ReasonCode.UNREACHABLE, "the server went away: at last no request got an answer"
+    moved = [o for o in every if 300 <= o.record.status < 400]
+    if every and len(moved) == len(every):
+        place = moved[0].record.location or "an unnamed place"
+        return ReasonCode.REFUSED, f"every request was sent on to {place}; measure that address"
     refused = [o for o in every if o.failure in {"http_400", "http_422", "http_413"}]
+    too_long = next((o for o in refused if _TOO_LONG.search(o.message)), None)
+    if too_long is not None:
+        number = too_long.record.number % len(plan.prompts) + 1
+        message = f"prompt {number} of the workload with {plan.max_tokens} tokens of answer is longer than the server takes"
+        return ReasonCode.REFUSED, f"{message}: {too_long.message}"
     if every and len(refused) == len(every):
         return ReasonCode.REFUSED, f"every request was refused: {refused[0].message}"
     return None, ""
@@ -290,29 +321,59 @@ def _acceptance(read: Sequence[tuple[Record, Reading]], collected: Collected) ->
     """
     told = [r for _, r in read if r.spec_verify_ct and r.spec_accept_length is not None]
     if told:
-        passes = sum(r.spec_verify_ct or 0 for r in told)
-        made = sum((r.spec_accept_length or 0) * (r.spec_verify_ct or 0) for r in told)
-        drafted = sum(r.spec_drafted or 0 for r in told)
-        accepted = sum(r.spec_accepted or 0 for r in told)
-        return {
-            "accept_length": made / passes,
-            "accept_rate": accepted / drafted if drafted else None,
-            "accept_source": "each request's own counts",
-        }
+        sources = sorted({r.spec_source for r in told})
+        return _acceptance_of(told) | {"accept_source": "; ".join(sources)}
     before, after = (
         vllm_counters(text) for text in (collected.counters_before, collected.counters_after)
     )
     grown = {key: after[key] - before.get(key, 0.0) for key in after}
     drafts = grown.get("drafts", 0.0)
-    if drafts <= 0:
+    drafted, accepted = grown.get("draft_tokens", 0.0), grown.get("accepted_tokens", 0.0)
+    if (
+        drafts <= 0 or min(drafted, accepted) < 0
+    ):  # Counters that fell are those of another process.
         return {}
-    drafted_tokens = grown.get("draft_tokens", 0.0)
     return {
-        "accept_length": 1 + grown.get("accepted_tokens", 0.0) / drafts,
-        "accept_rate": grown.get("accepted_tokens", 0.0) / drafted_tokens
-        if drafted_tokens
-        else None,
-        "accept_source": "growth of the server's counters over the round",
+        "accept_length": 1 + accepted / drafts,
+        "accept_rate": accepted / drafted if drafted else None,
+        "accept_source": "growth of the counters vllm:spec_decode_num_*_total at /metrics over the round (vLLM)",
+    }
+
+
+def _acceptance_of(told: Sequence[Reading]) -> dict[str, float | None]:
+    """Give tokens per verify pass and the accepted share, weighted by passes, of answers that tell them."""
+    passes = sum(r.spec_verify_ct or 0 for r in told)
+    made = sum((r.spec_accept_length or 0) * (r.spec_verify_ct or 0) for r in told)
+    drafted = sum(r.spec_drafted or 0 for r in told)
+    accepted = sum(r.spec_accepted or 0 for r in told)
+    return {
+        "accept_length": made / passes if passes else None,
+        "accept_rate": accepted / drafted if drafted else None,
+    }
+
+
+def _by_class(
+    plan: LoadPlan, read: Sequence[tuple[Record, Reading]]
+) -> Mapping[str, Mapping[str, float | None]]:
+    """Give speed and acceptance of each class of prompt."""
+    groups: dict[str, list[Reading]] = {}
+    for record, reading in read:
+        kind = plan.prompts[record.number % len(plan.prompts)].kind
+        groups.setdefault(kind, []).append(reading)
+    return {kind: _class_row(readings) for kind, readings in sorted(groups.items())}
+
+
+def _class_row(readings: Sequence[Reading]) -> Mapping[str, float | None]:
+    speeds = Distribution.of(
+        1 / r.decode_time_per_token for r in readings if r.decode_time_per_token
+    )
+    lengths = Distribution.of(r.trusted_tokens for r in readings if r.trusted_tokens is not None)
+    told = [r for r in readings if r.spec_verify_ct and r.spec_accept_length is not None]
+    return {
+        "requests": len(readings),
+        "decode_tps": short(speeds.p50),
+        "output_tokens": short(lengths.p50),
+        **{key: short(value) for key, value in _acceptance_of(told).items()},
     }
 
 

@@ -113,6 +113,10 @@ class RunResult:
       where from.
     - `cached_prompt_share`: prompt tokens that the server took from its prefix cache.
     - `client_cpu_share`, `client_loop_lag_p99_ms`: how busy and how late the measuring client was.
+    - `by_class`: for each class of prompt its `requests`, `decode_tps` and `output_tokens` (medians), `accept_length`
+      and `accept_rate` (only where each request tells its own): speed with drafts follows the text.
+    - `tunnelled`, `tunnel_ms`: the bytes went through a tunnel, and the slowest of a few tiny requests through it
+      before the round: an upper bound of what the tunnel adds to a latency.
     - `infrastructure`: set when this is no measurement at all, with the reason.
     """
 
@@ -152,6 +156,8 @@ class RunResult:
     client_cpu_share: float = 0.0
     client_loop_lag_p99_ms: float = 0.0
     tunnelled: bool = False
+    tunnel_ms: float | None = None
+    by_class: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     infrastructure: ReasonCode | None = None
     infrastructure_message: str = ""

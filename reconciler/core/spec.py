@@ -8,7 +8,6 @@ other in `fleet.py`.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from reconciler.core.checks import IDS
 from reconciler.core.grammar import (
     IS_LABEL,
     SECRET_ENV,
@@ -60,6 +60,7 @@ from reconciler.core.grammar import (
     refusal,
     unseen,
 )
+from reconciler.core.significance import requests_needed
 from reconciler.core.units_of_measure import duration, duration_text, percentage, percentage_text
 
 API_VERSION: Final = "reconciler/v1"
@@ -323,16 +324,6 @@ class Limit:
         return percentage_text(self.value) if kind == "percentage" else self.value
 
 
-def requests_needed(bound: Literal["min", "max"], percentile: float) -> int:
-    """Give how many requests decide a percentile with 95 % confidence: 16 for p82.9, 299 for p99.
-
-    With every one of n requests inside the limit, the chance of that under a server that breaks it is
-    p^n (for a `max`; (1-p)^n for a `min`), and must be at most 5 %.
-    """
-    share = percentile / 100 if bound == "max" else 1 - percentile / 100
-    return math.ceil(round(math.log(0.05) / math.log(share), 6))
-
-
 def _read_limit(key: str, value: Any) -> Limit:
     match = _LIMIT_KEY.match(key)
     result = match[2] if match else ""
@@ -511,6 +502,37 @@ class Gate(Strictly):
         return self
 
 
+# -- preflight -------------------------------------------------------------------------------------------
+
+
+def _reasons(waive: dict[str, str]) -> dict[str, str]:
+    """Hold each waiver to a check that there is, and to a reason that says something."""
+    found: list[tuple[Loc, str]] = []
+    for check, why in waive.items():
+        if check not in IDS:
+            found.append(((check,), f"is no check that can be waived{nearest(check, IDS)}"))
+        what = unseen(why)
+        if what:
+            found.append(((check,), f"holds {what}, which no value may"))
+        elif not 8 <= len(why.strip()) <= 300:
+            found.append(((check,), "says why, in 8 to 300 characters"))
+    raise_all(found)
+    return waive
+
+
+class Preflight(Strictly):
+    """What is looked at on the host before anything stops, and what of it may fail."""
+
+    waive: Annotated[dict[str, str], AfterValidator(_reasons)] = Field(
+        default={},
+        title="Waive",
+        description="Checks that may fail, each by its id with the reason; the plan shows it and the host records it. Ids: "
+        + ", ".join(f"`{check}` ({what})" for check, what in IDS.items())
+        + ".",
+        examples=[{"model.cached": "downloads at its first start; the line is fast"}],
+    )
+
+
 # -- server ----------------------------------------------------------------------------------------------
 
 
@@ -613,6 +635,11 @@ class Server(Strictly):
         default=Timeouts(),
         title="Timeouts",
         description="How long each wait of a rollout may take.",
+    )
+    preflight: Preflight = Field(
+        default=Preflight(),
+        title="Preflight",
+        description="Looked at on the host before anything stops: program, flags, model, memory, devices.",
     )
     gate: Gate | None = Field(
         default=None,

@@ -6,18 +6,15 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from reconciler.bench.load_plan import Api, Endpoint
 from reconciler.bench.rounds import GateOutcome, run_gate
 from reconciler.core.desired import Target
 from reconciler.core.errors import HostUnreachableError, OutcomeUnknownError
 from reconciler.core.gate import VerdictKind
 from reconciler.core.measurement import Baseline
 from reconciler.core.revision import restored
-from reconciler.core.spec import Server
-from reconciler.effects.ports import GateReport, HostPort, Request
-from reconciler.engines.base import Engine, served_name
-
-KEY_DEADLINE_S = 20.0
+from reconciler.effects.bench import endpoint_of
+from reconciler.effects.ports import GateReport, HostPort
+from reconciler.engines.base import Engine
 
 
 def measure(
@@ -40,21 +37,12 @@ def measure(
             "error", "the recorded spec has no gate that this version can read", {"kind": "gate"}
         )
     try:
-        with host.reach(server.listen.port) as address:
-            endpoint = Endpoint(
-                host=address.host,
-                port=address.port,
-                api=api_of(server),
-                model=served_name(server),
-                bearer=_bearer(server, host),
-                engine=engine.name,
-                tunnelled=True,
-            )
+        facts = {"gpus": ",".join(target.gpu_uuids), "model": server.model or ""}
+        with endpoint_of(server, host, facts=facts) as endpoint:
             outcome = run_gate(
                 server.gate,
                 endpoint,
                 _stored(baseline),
-                server_info={"gpus": ",".join(target.gpu_uuids), "model": server.model or ""},
                 deadline_s=deadline_s,
                 on_progress=lambda progress: on_progress(str(progress)),
             )
@@ -65,11 +53,6 @@ def measure(
     return report_of(outcome, target.revision)
 
 
-def api_of(server: Server) -> Api:
-    """Say which of OpenAI's two forms the gate speaks: completions, unless a custom engine says that it only chats."""
-    return "chat" if getattr(server.engine.options, "api", None) == "openai-chat" else "completions"
-
-
 def _stored(baseline: Mapping[str, Any] | None) -> Baseline | None:
     content = (baseline or {}).get("baseline")
     if not isinstance(content, Mapping):
@@ -78,19 +61,6 @@ def _stored(baseline: Mapping[str, Any] | None) -> Baseline | None:
         return Baseline.from_json(content)
     except (KeyError, TypeError, ValueError):
         return None
-
-
-def _bearer(server: Server, host: HostPort) -> str | None:
-    """Fetch the API key for the time of the gate: over the host's own connection, into memory, nowhere else."""
-    if server.listen.api_key is None:
-        return None
-    request = Request("api-key", {"server": server.name, "path": server.listen.api_key.file})
-    answer = host.call(request, deadline_s=KEY_DEADLINE_S)
-    if answer.outcome != "done":
-        raise HostUnreachableError(
-            host.name, f"the API key could not be read on the host: {answer.message}"
-        )
-    return str(answer.data["key"])
 
 
 def report_of(outcome: GateOutcome, revision: str) -> GateReport:

@@ -12,7 +12,8 @@ from stand_in_engines import ENGINES
 
 from reconciler.core.findings import Finding, partial_problems, read_host, read_server
 from reconciler.core.grammar import unseen
-from reconciler.core.spec import Limit, Server, requests_needed
+from reconciler.core.significance import requests_needed
+from reconciler.core.spec import Limit, Server
 
 MINIMAL: Mapping[str, Any] = {
     "name": "qwen", "host": "llm-two", "gpus": (0,), "engine": {"name": "sglang"}, "listen": {"port": 30000},
