@@ -507,91 +507,51 @@ def _revision(member: Member) -> str:
 
 def _result(state: Attempt, member: Member) -> tuple[str, Outcome, Reason, str, str]:
     """Say how it ended for one member, in the words of the table of `architecture.md` section 6."""
-    failure = state.failure
     revision = _revision(member)
+    failure = state.failure
     if failure is None:
         if member.new is None:
-            return (
-                member.server,
-                Outcome.STOPPED,
-                Reason.NONE,
-                "stopped as asked; the GPUs are proven free",
-                "",
-            )
+            stopped = "stopped as asked; the GPUs are proven free"
+            return member.server, Outcome.STOPPED, Reason.NONE, stopped, ""
         proof = "its gate passed" if member.gated else "a real generation was answered"
-        return (
-            member.server,
-            Outcome.APPLIED,
-            Reason.NONE,
-            f"{revision[:12]} runs, and {proof}",
-            revision,
-        )
-    sentence = (
-        failure.sentence
-        if failure.server in {member.server, ""}
-        else f"{failure.server}: {failure.sentence}"
-    )
+        sentence = f"{revision[:12]} runs, and {proof}"
+        return member.server, Outcome.APPLIED, Reason.NONE, sentence, revision
+    outcome, added = _ended(state, member, failure)
+    own = failure.server in {member.server, ""}
+    sentence = failure.sentence if own else f"{failure.server}: {failure.sentence}"
+    reason = failure.reason
+    if outcome in {Outcome.ROLLED_BACK, Outcome.ROLLBACK_FAILED}:
+        revision = member.old.revision if member.old else ""
+    elif state.leg is Leg.DOWN and member.old is None and outcome is Outcome.FAILED:
+        reason = Reason.NO_GOOD_REVISION
+    return member.server, outcome, reason, f"{sentence}{added}", revision
+
+
+def _ended(state: Attempt, member: Member, failure: Failure) -> tuple[Outcome, str]:
+    """Give the outcome of a member after a failure, and what is to be said of its server. The first that holds counts."""
+    left_running = Outcome.REFUSED, ". The old server was left running"
+    if failure.reason in {Reason.PREEMPTED, Reason.HANDED_OVER}:
+        return Outcome.WAITING, ""
     if failure.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
-        return member.server, Outcome.REFUSED, failure.reason, sentence, revision
+        return Outcome.REFUSED, ""
     if state.leg is Leg.VERIFY:
-        return (
-            member.server,
-            Outcome.FAILED,
-            failure.reason,
-            f"{sentence}. It was left running, unproven",
-            revision,
-        )
+        return Outcome.FAILED, ". It was left running, unproven"
     if state.held:
-        return (
-            member.server,
-            Outcome.HELD,
-            failure.reason,
-            f"{sentence}. The new server is up and unproven; run again to measure again",
-            revision,
-        )
-    old = member.old.revision if member.old else ""
-    if state.back_failure is not None:
-        return (
-            member.server,
-            Outcome.ROLLBACK_FAILED,
-            failure.reason,
-            f"{sentence}. Going back failed as well: {state.back_failure.sentence}. {_stands(state.back_failure)}",
-            old,
-        )
+        return Outcome.HELD, ". The new server is up and unproven; run again to measure again"
+    if (again := state.back_failure) is not None:
+        added = f". Going back failed as well: {again.sentence}. {_stands(again)}"
+        return Outcome.ROLLBACK_FAILED, added
     if state.leg is Leg.BACK:
         if not member.stopped and failure.phase in {Phase.DISARM, Phase.DRAIN, Phase.STOP}:
-            return (
-                member.server,
-                Outcome.REFUSED,
-                failure.reason,
-                f"{sentence}. The old server was left running",
-                revision,
-            )
-        return (
-            member.server,
-            Outcome.ROLLED_BACK,
-            failure.reason,
-            f"{sentence}. The last good revision is back",
-            old,
-        )
+            return left_running
+        return Outcome.ROLLED_BACK, ". The last good revision is back"
+    if member.hold and member.stopped and state.leg is Leg.FORWARD:
+        return Outcome.FAILED, ". The server is down and on hold"
     if state.leg is Leg.DOWN:
-        reason = Reason.NO_GOOD_REVISION if member.old is None else failure.reason
-        return member.server, Outcome.FAILED, reason, f"{sentence}. The server is stopped", revision
+        return Outcome.FAILED, ". The server is stopped"
     if member.settle == "undone":
-        return (
-            member.server,
-            Outcome.REFUSED,
-            failure.reason,
-            f"{sentence}. The old server was left running",
-            revision,
-        )
-    return (
-        member.server,
-        Outcome.FAILED,
-        failure.reason,
-        f"{sentence}. The new server was left running, unproven",
-        revision,
-    )
+        return left_running
+    return Outcome.FAILED, ". The new server was left running, unproven"
 
 
 def resume(state: Attempt) -> Attempt:
