@@ -297,9 +297,6 @@ def test_explain_says_what_a_field_means(field: str, words: list[str]) -> None:
 def test_explain_of_what_is_not_there_is_a_usage_error(field: str, hint: str) -> None:
     """Exit 64, with the nearest field."""
     result = run("explain", field)
-    assert (result.exit_code, result.stdout, result.stderr) == (
-        64,
-        "",
-        f"there is no field `{field}`{hint}; `reconcile explain` lists those of a Server, "
-        "`reconcile explain Host` and `Profile` the others\n",
-    )
+    lists = "`reconcile explain` lists those of a Server, `reconcile explain Host` and `Profile` the others"
+    said = f"there is no field `{field}`{hint}; {lists}\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (64, "", said)
