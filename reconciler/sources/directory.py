@@ -91,7 +91,7 @@ def _listing(root: Path) -> list[_Entry]:
     except OSError as error:
         raise _wrong(root, f"cannot be read: {os.strerror(error.errno or 0)}") from error
     if stat.S_ISREG(found.st_mode):
-        return [_Entry(root.resolve(), _identity(found))]
+        return [_Entry(root.resolve() if root.is_symlink() else root, _identity(found))]
     if not stat.S_ISDIR(found.st_mode):
         raise _wrong(root, "is neither a directory nor a file")
     entries = sorted(_walk(root, root), key=lambda entry: entry.path)
