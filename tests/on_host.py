@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import reconciler.helper
+from reconciler.helper import build
 from reconciler.lab.hosts import SystemdHost
 
-MODULES = ("machine", "outputs", "readings", "files", "programs", "processes", "host")
+MODULES = build.PARTS[: build.PARTS.index("host") + 1]
 HERE = Path(reconciler.helper.__file__).parent
 
 _BOOTSTRAP = """
