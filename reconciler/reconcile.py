@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import structlog
 
 from reconciler.core.attempt import Attempt, Leg, Phase
+from reconciler.core.checks import waived
 from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.desired import Target
-from reconciler.core.effect import Done, Measured, Turned, Wait
+from reconciler.core.effect import Done, Inspect, Measured, Turned, Wait
 from reconciler.core.errors import HostError, HostIdentityError, HostUnreachableError, StoreError
 from reconciler.core.event import (
     Diagnostic,
@@ -30,7 +31,7 @@ from reconciler.core.event import (
     VerdictGiven,
 )
 from reconciler.core.fleet import Fleet
-from reconciler.core.live import Records
+from reconciler.core.live import LiveHost, Records
 from reconciler.core.plan import (
     Action,
     Permissions,
@@ -38,16 +39,27 @@ from reconciler.core.plan import (
     Wish,
     attempts_of,
     blocked,
+    checked,
     forced,
     plan_server,
 )
+from reconciler.core.preflight import cards_of, flags_effect
 from reconciler.core.revision import policy_digest
 from reconciler.core.rollout import resume
 from reconciler.core.spec import Host, Server
 from reconciler.core.survey import HostSurvey, Survey
 from reconciler.effects.carry import Turn, carry
+from reconciler.effects.inspect import engine_checks
 from reconciler.effects.perform import JOURNAL_LINES, Performer, observe
-from reconciler.effects.ports import Clock, GateRunner, HostPort, Ports, Request
+from reconciler.effects.ports import (
+    Clock,
+    FlagMemory,
+    GateRunner,
+    HostPort,
+    PassMemory,
+    Ports,
+    Request,
+)
 from reconciler.engines.base import Engine
 from reconciler.resolve import budgets_of, recorded_target, wish_of
 
@@ -60,6 +72,9 @@ NO_EXTRAS = Permissions()
 
 OBSERVE_DEADLINE_S = 40.0
 
+
+STARTS = frozenset({Action.DEPLOY, Action.ADOPT, Action.CHANGE, Action.START})
+"""Plans that start the engine anew, so that what it will find matters."""
 
 LEG_WORDS = {Leg.BACK: "back: ", Leg.DOWN: "down: "}
 
@@ -89,6 +104,7 @@ class World:
     new_id: Callable[[], str]
     exclusive: Callable[[str], AbstractContextManager[bool]] = sole_process
     """Make this process the only one of its installation that works on a host; False while another one is."""
+    flags: FlagMemory = field(default_factory=PassMemory)
     hosts_at_once: int = 16
     """Hosts are waited for, not computed on: a thread each, bounded so that a fleet of hundreds opens no flood of logins."""
 
@@ -132,7 +148,7 @@ def _survey_host(
 ) -> HostSurvey:
     try:
         with world.connect(host) as port:
-            return look_at(host, servers, port, world.engines, allow)
+            return look_at(host, servers, port, world.engines, allow, flags=world.flags)
     except (HostError, StoreError) as error:
         return _silent(host, servers, error)
 
@@ -143,6 +159,8 @@ def look_at(
     port: HostPort,
     engines: Mapping[str, Engine],
     allow: Permissions,
+    *,
+    flags: FlagMemory | None = None,
 ) -> HostSurvey:
     """Observe one host in one round trip a layer, and plan each of its servers.
 
@@ -160,8 +178,23 @@ def look_at(
                 baselines[server.name] = gate
             known = {plan.applied: recorded} if recorded is not None else {}
             plan = plan_server(wish, live.server(server.name), known, allow)
-        plans.append(plan)
+        plans.append(check_engine(plan, port, live, flags or PassMemory()))
     return HostSurvey(host, tuple(plans), live, baselines=baselines)
+
+
+def check_engine(plan: ServerPlan, port: HostPort, live: LiveHost, flags: FlagMemory) -> ServerPlan:
+    """Look at what the engine would find, where a start is planned: what preflight would refuse is shown before anybody waits.
+
+    Only looks. What the helper cannot see without privilege is asked again by the rollout itself, which fails closed.
+    """
+    wish = plan.wish
+    if plan.action not in STARTS or wish.target is None or wish.target.demands is None:
+        return plan
+    look = Inspect(wish.server, wish.target.demands, wish.target.user, cards_of(wish.target, live))
+    found = engine_checks(port, look, flags_effect(wish.server, wish.target), flags)
+    if isinstance(found, str):
+        return replace(plan, notes=(*plan.notes, f"the engine was not looked at yet: {found}"))
+    return checked(plan, waived(found, dict(wish.waivers)))
 
 
 def pinned_survey(
@@ -343,6 +376,7 @@ def _carry_all(
                     gate=world.gate,
                     holder=world.holder,
                     baselines=found.baselines,
+                    flags=world.flags,
                     on_progress=watcher.progress,
                 )
                 state = resume(attempt) if attempt.resumed else replace(attempt, alone=alone)

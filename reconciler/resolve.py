@@ -11,6 +11,7 @@ from typing import Any
 
 from reconciler.core.applied import Applied
 from reconciler.core.conditions import Reason
+from reconciler.core.demands import load as load_demands
 from reconciler.core.desired import Budgets, SecretsFile, Target
 from reconciler.core.live import Gpu, Known, LiveHost, LiveServer
 from reconciler.core.plan import Wish
@@ -56,6 +57,7 @@ def wish_of(server: Server, engine: Engine, live: LiveHost) -> Wish:
         drift=server.drift,
         suspend=server.suspend,
         policy_digest=policy_digest(server),
+        waivers=tuple(sorted(server.preflight.waive.items())),
         changes=_changes(applied, server),
         warnings=tuple(
             f"{path}: {text}" if path else text for path, text in engine.warnings(server)
@@ -94,7 +96,7 @@ def bind_gpus(server: Server, live: LiveHost, bound: Mapping[str, str]) -> tuple
         )
     uuids = []
     for name in server.gpus:
-        card = _card(name, live.gpus.value)
+        card = card_named(name, live.gpus.value)
         before = bound.get(str(name))
         if card is None:
             known = ", ".join(f"{g.index} ({g.uuid})" for g in live.gpus.value) or "none"
@@ -111,7 +113,8 @@ def bind_gpus(server: Server, live: LiveHost, bound: Mapping[str, str]) -> tuple
     return tuple(uuids)
 
 
-def _card(name: int | str, cards: Sequence[Gpu]) -> Gpu | None:
+def card_named(name: int | str, cards: Sequence[Gpu]) -> Gpu | None:
+    """Find a card by index, UUID or PCI bus id."""
     for card in cards:
         if name == card.index or str(name) == card.uuid or _bus(str(name)) == _bus(card.bus_id):
             return card
@@ -170,6 +173,7 @@ def target_of(server: Server, engine: Engine, uuids: Sequence[str]) -> Target:
         paths=launch.paths,
         flags=launch.flags_to_check,
         check_argv=launch.check_argv or (),
+        demands=launch.demands,
     )
 
 
@@ -215,9 +219,10 @@ def recorded_target(content: Mapping[str, Any], unit_text: str) -> Target | None
             paths=tuple(content["paths"]),
             flags=tuple(content["flags"]),
             check_argv=tuple(content["check_argv"]),
+            demands=load_demands(content.get("demands")),
         )
     except (KeyError, TypeError, ValueError):
         return None
 
 
-__all__ = ["UnresolvedError", "bind_gpus", "budgets_of", "recorded_target", "target_of", "wish_of"]
+__all__ = ["UnresolvedError", "bind_gpus", "budgets_of", "card_named", "recorded_target", "target_of", "wish_of"]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from reconciler.core.saved_state import SavedState
     from reconciler.core.spec import Host, Ssh
     from reconciler.effects.host import ConnectedHost
     from reconciler.effects.pins import Pin
@@ -35,6 +36,16 @@ def engines() -> Mapping[str, Engine]:
 
     members: tuple[Engine, ...] = (sglang, vllm, llamacpp, custom)
     return {member.name: member for member in members}
+
+
+def flag_history(engine: str, flag: str) -> str | None:
+    """Say whether a flag is one of older versions of an engine ("older"), of the newest ("newer"), or of none that is known."""
+    from reconciler.engines.catalogue import catalogue, versions
+
+    having = [version for version in versions(engine) if flag in catalogue(engine, version)]
+    if not having:
+        return None
+    return "newer" if having[-1] == versions(engine)[-1] else "older"
 
 
 class RealClock:
@@ -67,6 +78,7 @@ class RealClock:
 def world(settings: Settings, clock: RealClock) -> World:
     """Give the real world: ssh, this machine's clock, the benchmark client."""
     from reconciler.effects import gate
+    from reconciler.effects.inspect import FlagFile
     from reconciler.reconcile import World
 
     state_dir = Path(settings.state_dir)
@@ -87,7 +99,29 @@ def world(settings: Settings, clock: RealClock) -> World:
         holder=holder(settings),
         new_id=lambda: secrets.token_hex(8),
         exclusive=lambda host: alone_on(host, state_dir),
+        flags=FlagFile(state_dir / "flags.json"),
         hosts_at_once=settings.hosts_at_once,
+    )
+
+
+def saved_world(state: SavedState, members: Mapping[str, Engine]) -> World:
+    """Give a world of saved hosts: it can be looked at, and nothing in it can be changed."""
+    from reconciler.effects import gate
+    from reconciler.effects.saved_host import SavedHostPort
+    from reconciler.reconcile import World
+
+    @contextmanager
+    def connect(host: Host) -> Iterator[SavedHostPort]:
+        yield SavedHostPort(host.name, state.hosts.get(host.name))
+
+    return World(
+        connect=connect,
+        clock=RealClock(),
+        engines=members,
+        gate=gate.measure,
+        holder="nobody",
+        new_id=lambda: secrets.token_hex(8),
+        hosts_at_once=1,
     )
 
 

@@ -13,6 +13,8 @@ from enum import StrEnum
 from typing import Any
 
 from reconciler.core.conditions import Reason
+from reconciler.core.demands import Card
+from reconciler.core.demands import load as load_demands
 from reconciler.core.desired import Budgets, SecretsFile, Target
 from reconciler.core.effect import Fence
 
@@ -71,8 +73,11 @@ class Member:
     """One server of the attempt: where it comes from, where it goes, and what we know of it so far.
 
     `new` is None for `state: stopped`; `old` is None when nothing good exists to return to. `invocation` is
-    the process that ran when we came; `previous` the last one seen before our start; `started` ours. `planned_on` is
-    the applied revision that the plan was made on: if it is another one by now, the plan is stale.
+    the process that ran when we came; `previous` the last one seen before our start; `started` ours. `supersedes`
+    names the attempt whose intent may stand on the host, because this one takes its place. `planned_on` is
+    the applied revision that the plan was made on: if it is another one by now, the plan is stale. `waived` names the
+    checks of preflight that did not hold and that `waivers` (id, reason) let pass. `hold` is the record (JSON) under which the
+    server stays down when its GPUs were to be freed and nothing else: empty in a rollout.
     """
 
     server: str
@@ -87,6 +92,7 @@ class Member:
     saved_sha: str | None = None
     adopt: bool = False
     planned_on: str = ""
+    supersedes: str = ""
     allow_no_pidfd: bool = False
     policy_digest: str = ""
     fence: Fence | None = None
@@ -103,9 +109,15 @@ class Member:
     evidence: str = ""
     settle: str = ""
     flags_checked: bool = False
+    inspected: bool = False
+    installed: str = ""
+    cards: tuple[Card, ...] = ()
+    waivers: tuple[tuple[str, str], ...] = ()
+    waived: tuple[str, ...] = ()
     measures: int = 0
     rejection_recorded: bool = False
     finished: int = 0
+    hold: str = ""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -123,11 +135,23 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Wedge:
+    """GPUs that a release could not prove free, though waiting and signals were done with: to be quarantined."""
+
+    server: str
+    gpus: tuple[str, ...]
+    kind: str
+    reasons: tuple[str, ...]
+    pids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """The whole state of the step machine between two effects.
 
     `alone`: no other process of this installation works on these servers, so a lease that stands in our own name
-    is a dead process's and may be taken over at once (L3).
+    is a dead process's and may be taken over at once (L3). `kernel_cursor` says where the kernel log stood when the attempt began:
+    what the GPU drivers said since counts against a release. `idle_mib` is what each GPU used when it was proven free.
     """
 
     id: str
@@ -153,6 +177,9 @@ class Attempt:
     outage_s: float | None = None
     timings: tuple[tuple[str, float], ...] = ()
     back_failure: Failure | None = None
+    wedges: tuple[Wedge, ...] = ()
+    kernel_cursor: str = ""
+    idle_mib: tuple[tuple[str, int], ...] = ()
 
     @property
     def member(self) -> Member:
@@ -186,6 +213,8 @@ def dump(attempt: Attempt) -> dict[str, Any]:
             attempt,
             samples=(),
             escalated=(),
+            wedges=(),
+            idle_mib=(),
             entered=None,
             trouble_since=None,
             began=None,
@@ -220,6 +249,7 @@ def load(data: Mapping[str, Any]) -> Attempt:
             outage_s=data["outage_s"],
             timings=tuple((str(k), float(v)) for k, v in data["timings"]),
             back_failure=_failure(data["back_failure"]),
+            kernel_cursor=str(data.get("kernel_cursor") or ""),
         )
     except (KeyError, TypeError, ValueError) as error:
         message = f"the host's intent record is not one that this version understands ({error!r})"
@@ -261,16 +291,18 @@ def _target(data: Mapping[str, Any] | None) -> Target | None:
         paths=tuple(data["paths"]),
         flags=tuple(data["flags"]),
         check_argv=tuple(data["check_argv"]),
+        demands=load_demands(data.get("demands")),
     )
 
 
 def _member(data: Mapping[str, Any]) -> Member:
-    plain = {
-        k: v for k, v in data.items() if k not in {"new", "old", "budgets", "fence", "lease_until"}
-    }
+    rebuilt = {"new", "old", "budgets", "fence", "lease_until", "cards", "waivers", "waived"}
+    plain = {k: v for k, v in data.items() if k not in rebuilt}
     return Member(
         new=_target(data["new"]),
         old=_target(data["old"]),
         budgets=Budgets(**data["budgets"]),
+        waivers=tuple((str(k), str(v)) for k, v in data.get("waivers", ())),
+        waived=tuple(str(v) for v in data.get("waived", ())),
         **plain,
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from reconciler.core.demands import Demands
+
 ORIGINAL = "original"
 """The revision name of a unit that was there before us: adopted, never rendered by this product."""
 
@@ -32,7 +34,7 @@ class Target:
     `argv` and `environment` are what systemd must report once the unit is loaded (S24); empty for an
     `ORIGINAL`, whose text we did not write. `spec` is the canonical JSON of the merged server document. `paths` must
     exist on the host, the first of `argv` must be executable there, and `flags` must be known to the engine that
-    `check_argv` asks for help; preflight looks at all of them before anything stops.
+    `check_argv` asks for help; preflight looks at all of them, and at what `demands` names, before anything stops.
     """
 
     revision: str
@@ -47,6 +49,7 @@ class Target:
     paths: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     check_argv: tuple[str, ...] = ()
+    demands: Demands | None = None
 
     @property
     def is_original(self) -> bool:

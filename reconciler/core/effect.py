@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from reconciler.core.conditions import Outcome, Reason
+    from reconciler.core.demands import Card, Demands
     from reconciler.core.desired import Target
     from reconciler.core.live import LiveHost
 
@@ -54,6 +55,7 @@ class Look:
 
     `gpus`: also the cards and everybody who holds them. It costs two calls into the driver and a scan of all
     processes, so it is asked for where somebody judges by it and nowhere else. `journal`: the last lines of each run.
+    `kernel_cursor`: since when the GPU drivers' kernel lines are wanted; empty: only where the log stands now.
     """
 
     servers: tuple[str, ...]
@@ -61,16 +63,31 @@ class Look:
     users: tuple[str, ...] = ()
     gpus: bool = True
     journal: bool = True
+    kernel_cursor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Look at what the engine will find on the host: program, models, limits, devices."""
+
+    server: str
+    demands: Demands
+    user: str | None
+    cards: tuple[Card, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckFlags:
-    """Ask the installed engine whether it knows every flag that would be rendered."""
+    """Ask the installed engine whether it knows every flag that would be rendered.
+
+    `installed` tells this installation from any other, so that an answer can be remembered; empty where that is not known.
+    """
 
     server: str
     argv: tuple[str, ...]
     flags: tuple[str, ...]
     user: str | None
+    installed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +227,20 @@ class Learn:
 
 
 @dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Mark GPUs that cannot be proven usable: no server starts on them until a proof of release passes.
+
+    `kind` is "wedged" (it may free itself) or "fault" (it will not); `pids` are who is to be looked at as evidence.
+    """
+
+    server: str
+    gpus: tuple[str, ...]
+    kind: str
+    reasons: tuple[str, ...]
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Settle:
     """End a rollout without a commit: "stopped" (stays down) or "left" (runs on as it is)."""
 
@@ -218,8 +249,32 @@ class Settle:
     what: str
 
 
-Mutation = Record | Disarm | Stop | Signal | Learn | Install | Remove | Start | Commit | Settle
-Effect = Claim | GiveBack | Look | CheckFlags | PollLoad | Probe | Measure | Wait | Done | Mutation
+Mutation = (
+    Record
+    | Disarm
+    | Stop
+    | Signal
+    | Learn
+    | Install
+    | Remove
+    | Start
+    | Commit
+    | Quarantine
+    | Settle
+)
+Effect = (
+    Claim
+    | GiveBack
+    | Look
+    | Inspect
+    | CheckFlags
+    | PollLoad
+    | Probe
+    | Measure
+    | Wait
+    | Done
+    | Mutation
+)
 
 
 def deadline_s(effect: Effect) -> float:
@@ -233,6 +288,8 @@ def deadline_s(effect: Effect) -> float:
             return limit
         case CheckFlags():
             return 260.0  # An engine imports torch for its help, and may be asked twice (`--help=all`).
+        case Inspect():
+            return 150.0  # An interpreter that imports torch (60 s), and models on a slow disk (30 s each).
         case Look() | Start():
             return 40.0
         case Probe() | PollLoad():
@@ -337,6 +394,15 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """The attempt is to end where it stands, to be gone on with or superseded: a newer wish, or a controller that goes down."""
+
+    now: float
+    reason: Reason
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Waited:
     """Time has passed. `stop` says that somebody asked us to end at the next safe point."""
 
@@ -355,5 +421,6 @@ Reply = (
     | Load
     | Probed
     | Measured
+    | Leave
     | Waited
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 from reconciler.core import attempt as attempts
 from reconciler.core.attempt import Attempt, Leg, Member, Phase
+from reconciler.core.checks import Check, Verdict, refused
 from reconciler.core.conditions import Outcome, Reason
 from reconciler.core.desired import ORIGINAL, Budgets, Target, text_sha256
 from reconciler.core.diff import Drift, drift_of
@@ -73,6 +74,7 @@ class Wish:
     drift: str
     suspend: bool
     policy_digest: str
+    waivers: tuple[tuple[str, str], ...] = ()
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
     problem: tuple[Reason, str] | None = None
@@ -86,6 +88,7 @@ class Permissions:
     overwrite: bool = False
     retry: bool = False
     no_pidfd: bool = False
+    supersede: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +110,10 @@ class ServerPlan:
     old: Target | None = None
     saved_sha: str | None = None
     intent: Attempt | None = None
+    supersedes: str = ""
     no_pidfd: bool = False
     notes: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
 
     @property
     def acts(self) -> bool:
@@ -204,7 +209,9 @@ def plan_server(
     if wish.suspend or records.hold is not None:
         return replace(base, action=Action.BLOCKED, outcome=Outcome.WAITING, **_waiting(wish, live))
     if records.intent is not None:
-        return _resumed(base, records.intent.state)
+        resumed = _resumed(base, records.intent.state)
+        newer = _superseding(base, resumed.intent, live, allow) if allow.supersede else None
+        return newer if newer is not None else resumed
     if wish.target is None:
         return _stopped(base, live)
     return _running(base, wish.target, live, allow)
@@ -255,6 +262,32 @@ def _resumed(base: ServerPlan, state: Mapping[str, Any]) -> ServerPlan:
         intent=intent,
         steps=("claim the host", "observe", f"go on {stands}"),
     )
+
+
+def _superseding(
+    base: ServerPlan, intent: Attempt | None, live: LiveServer, allow: Permissions
+) -> ServerPlan | None:
+    """Plan what is wanted by now in the place of a rollout that was left half-way; None where that one is to be gone on with.
+
+    Only the way forward of one server is superseded, and only by a plan that acts: a rollout of several that take over each
+    other's GPUs is one thing, and a way back is finished first.
+    """
+    if intent is None or intent.leg is not Leg.FORWARD or len(intent.members) != 1:
+        return None
+    under_way, target = intent.member.new, base.wish.target
+    if under_way is None or (target is not None and target.revision == under_way.revision):
+        return None
+    if target is None:
+        plan = _stopped(base, live)
+    elif target.revision == base.applied:
+        wish = replace(base.wish, target=base.old or target)
+        plan = forced(replace(base, wish=wish), "the applied revision is wanted again")
+    else:
+        plan = _running(base, target, live, allow)
+    if not plan.acts:
+        return None
+    sentence = f"{plan.sentence}; takes the place of the rollout of {under_way.revision[:12]} that was left half-way"
+    return replace(plan, sentence=sentence, supersedes=intent.id)
 
 
 def _stopped(base: ServerPlan, live: LiveServer) -> ServerPlan:
@@ -383,6 +416,27 @@ def _same_revision(base: ServerPlan) -> ServerPlan:
         sentence = f"in sync; {', '.join(policy)} changed since it was applied, which counts from the next rollout on"
         return replace(base, reason=Reason.GATE_CHANGED, sentence=sentence)
     return replace(base, sentence="in sync")
+
+
+def checked(plan: ServerPlan, checks: Sequence[Check]) -> ServerPlan:
+    """Give the plan with what preflight would find now; what would refuse is refused here, where nobody has waited for it."""
+    plan = replace(plan, checks=tuple(checks))
+    wrong = refused(checks)
+    if not wrong:
+        return plan
+    sentence = "; ".join(f"{c.sentence} [{c.id}]" for c in wrong)
+    return replace(
+        plan,
+        action=Action.BLOCKED,
+        outcome=Outcome.REFUSED,
+        reason=Reason.PREFLIGHT,
+        sentence=f"{sentence}. Nothing was stopped",
+    )
+
+
+def waived_ids(plan: ServerPlan) -> tuple[str, ...]:
+    """Name the checks that did not hold and are waived by the spec."""
+    return tuple(c.id for c in plan.checks if c.verdict is Verdict.WAIVED)
 
 
 def forced(plan: ServerPlan, sentence: str) -> ServerPlan:
@@ -546,6 +600,8 @@ def _member(plan: ServerPlan) -> Member:
         saved_sha=plan.saved_sha,
         adopt=plan.action is Action.ADOPT,
         planned_on=plan.applied,
+        supersedes=plan.supersedes,
         allow_no_pidfd=plan.no_pidfd,
         policy_digest=wish.policy_digest,
+        waivers=wish.waivers,
     )

@@ -6,14 +6,16 @@ run, so that one reading of the list is enough to mend them all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from reconciler.core import release
+from reconciler.core import checks, release
 from reconciler.core.attempt import Attempt, Member
+from reconciler.core.checks import Check, Verdict
 from reconciler.core.conditions import Reason
+from reconciler.core.demands import Card
 from reconciler.core.desired import Target, text_sha256
-from reconciler.core.effect import Acted, CheckFlags, Look, Observed, Reply, Turned
+from reconciler.core.effect import Acted, CheckFlags, Inspect, Look, Observed, Reply, Turned
 from reconciler.core.live import Known, LiveHost, LiveServer, Unknown
 from reconciler.core.steps import Do, Fail, Move, Next
 from reconciler.helper import readings
@@ -36,46 +38,85 @@ class Refusal:
 
 
 def preflight(state: Attempt, reply: Reply) -> Move:
-    """Run every check for the cursor's member; ask the engine about its flags last, since that is slow."""
+    """Run every check for the cursor's member: what one look shows, then what the engine will find, its flags last (slow)."""
     member = state.member
-    if isinstance(reply, Acted) and not member.flags_checked:
+    if isinstance(reply, Acted):
+        if not member.inspected:
+            return _inspected(state, reply)
         unknown = [str(f) for f in _list(reply.data.get("unknown"))]
         state = state.with_member(flags_checked=True)
-        if unknown:
-            return Fail(
-                state,
-                Reason.PREFLIGHT,
-                f"the engine on {state.host} does not know {', '.join(unknown)}; nothing was stopped",
-            )
-        return Next(state)
+        judged = _judged(state, (checks.flags_check(unknown, state.host),))
+        return judged if isinstance(judged, Fail) else Next(judged)
     if isinstance(reply, Turned):
+        what = "engine's flags" if member.inspected else "engine"
         return Fail(
             state,
             Reason.PREFLIGHT,
-            f"the engine's flags could not be checked: {reply.message}; nothing was stopped",
+            f"the {what} could not be checked: {reply.message}; nothing was stopped",
         )
     if not isinstance(reply, Observed):
         new = [m.new for m in state.members if m.new is not None]
         paths = sorted({*SYSTEMCTL, *(path for t in new for path in (*t.paths, *t.argv[:1]))})
         users = sorted({t.user for t in new if t.user})
         return Do(Look(tuple(m.server for m in state.members), tuple(paths), tuple(users)), state)
+    state = replace(state, kernel_cursor=state.kernel_cursor or release.cursor_of(reply.live))
     refusals = list(refusals_of(state, member, reply.live))
     if refusals:
         reason = refusals[0].reason
         text = "; ".join(r.sentence for r in refusals)
         return Fail(state, reason, f"{text}. Nothing was stopped")
-    new_target = member.new
-    if (
-        new_target is not None
-        and new_target.flags
-        and new_target.check_argv
-        and not member.flags_checked
-    ):
-        return Do(
-            CheckFlags(member.server, new_target.check_argv, new_target.flags, new_target.user),
-            state,
-        )
-    return Next(state)
+    target = member.new
+    if target is not None and target.demands is not None and not member.inspected:
+        cards = cards_of(target, reply.live)
+        state = state.with_member(cards=cards)
+        return Do(Inspect(member.server, target.demands, target.user, cards), state)
+    return _flags_next(state.with_member(inspected=True))
+
+
+def _inspected(state: Attempt, reply: Acted) -> Move:
+    """Judge what the engine will find."""
+    member = state.member
+    assert member.new is not None, "only a new target is inspected"
+    assert member.new.demands is not None, "only what demands something is inspected"
+    found = checks.judge(member.new.demands, reply.data, member.cards)
+    state = state.with_member(inspected=True, installed=checks.installed(reply.data), cards=())
+    judged = _judged(state, found)
+    return judged if isinstance(judged, Fail) else _flags_next(judged)
+
+
+def _judged(state: Attempt, found: Sequence[Check]) -> Attempt | Fail:
+    """Refuse what does not hold and is not waived; note what is."""
+    member = state.member
+    found = checks.waived(found, dict(member.waivers))
+    passed = [c.id for c in found if c.verdict is Verdict.WAIVED]
+    state = state.with_member(waived=tuple(sorted({*member.waived, *passed})))
+    wrong = checks.refused(found)
+    if not wrong:
+        return state
+    sentence = "; ".join(f"{c.sentence} [{c.id}]" for c in wrong)
+    return Fail(state, Reason.PREFLIGHT, f"{sentence}. Nothing was stopped")
+
+
+def _flags_next(state: Attempt) -> Move:
+    member = state.member
+    effect = flags_effect(member.server, member.new, member.installed)
+    return Next(state) if effect is None or member.flags_checked else Do(effect, state)
+
+
+def flags_effect(server: str, target: Target | None, installed: str = "") -> CheckFlags | None:
+    """Ask the engine that will be started about its flags; None where it cannot be asked."""
+    if target is None or not target.flags or not target.check_argv:
+        return None
+    return CheckFlags(server, target.check_argv, target.flags, target.user, installed)
+
+
+def cards_of(target: Target, live: LiveHost) -> tuple[Card, ...]:
+    """Give the GPUs of a target as its host shows them."""
+    known = {g.uuid: g for g in live.gpus.value} if isinstance(live.gpus, Known) else {}
+    return tuple(
+        Card(uuid, known[uuid].minor, known[uuid].total_mib) if uuid in known else Card(uuid)
+        for uuid in target.gpu_uuids
+    )
 
 
 def _list(value: object) -> list[object]:
@@ -208,6 +249,14 @@ def _gpus(member: Member, live: LiveHost) -> Iterator[Refusal]:
     if isinstance(live.gpus, Unknown):
         yield Refusal("gpus", f"the GPUs cannot be read ({live.gpus.reason})", Reason.UNREADABLE)
         return
+    if isinstance(live.quarantine, Unknown):
+        yield Refusal(
+            "quarantine",
+            f"whether GPUs are quarantined cannot be read ({live.quarantine.reason})",
+            Reason.UNREADABLE,
+        )
+    else:
+        yield from _unusable(member, live, live.quarantine.value)
     present = {g.uuid: g for g in live.gpus.value}
     for uuid in member.gpus:
         if uuid not in present:
@@ -217,6 +266,36 @@ def _gpus(member: Member, live: LiveHost) -> Iterator[Refusal]:
                 "gpu-memory",
                 f"{uuid} does not tell how much of its memory is used",
                 Reason.QUARANTINED,
+            )
+
+
+def _unusable(
+    member: Member, live: LiveHost, marks: Mapping[str, Mapping[str, object]]
+) -> Iterator[Refusal]:
+    """Refuse cards that no server may start on. A release alone goes on: it is what may free them."""
+    raw = (live.raw.get("gpus") or {}).get("known") or {}
+    for card in raw.get("gpus") or ():
+        uuid = card.get("uuid")
+        if uuid not in member.gpus:
+            continue
+        if card.get("mig") == "Enabled":
+            yield Refusal(
+                "mig",
+                f"MIG is on on {uuid}, and servers are given whole cards only: turn it off (`nvidia-smi -i {uuid} -mig 0`) or name another GPU",
+            )
+        if member.hold:
+            continue
+        if uuid in marks:
+            yield Refusal(
+                "quarantine", release.quarantine_sentence(uuid, marks[uuid]), Reason.QUARANTINED
+            )
+        if (trouble := release.trouble_of(card)) is not None:
+            yield Refusal("gpu-trouble", f"{uuid}: {trouble}", Reason.QUARANTINED)
+    for holder in release.holders_on(live, member.gpus):
+        if readings.is_mps(holder):
+            yield Refusal(
+                "mps",
+                f"MPS serves one of the GPUs (pid {holder.get('pid')}): its clients cannot be ended safely by signals; end MPS first (`echo quit | nvidia-cuda-mps-control`)",
             )
 
 

@@ -34,6 +34,7 @@ class EffectClass(IntEnum):
 EFFECT_CLASSES: Final = {
     "timeouts.stop": EffectClass.RELOAD,
     "timeouts": EffectClass.CONTROLLER,
+    "preflight": EffectClass.CONTROLLER,
     "gate": EffectClass.CONTROLLER,
     "on_failure": EffectClass.CONTROLLER,
     "drift": EffectClass.CONTROLLER,

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal, Protocol, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     Strict,
@@ -383,6 +384,12 @@ class GateRun(Strictly):
         description="The longest answer to ask for.",
         examples=[256],
     )
+    workload: Literal["realistic", "greedy"] | None = Field(
+        default=None,
+        title="Workload",
+        description="As the gate's, for this run alone.",
+        examples=["greedy"],
+    )
     limits: tuple[Limit, ...] = Field(
         default=(),
         title="Limits",
@@ -457,11 +464,35 @@ def _some_runs(runs: tuple[GateRun, ...]) -> tuple[GateRun, ...]:
 class Gate(Strictly):
     """The test that a new revision must pass before it counts as applied."""
 
+    model_config = ConfigDict(serialize_by_alias=True)
+
     workload: Literal["realistic", "greedy"] = Field(
         default="realistic",
         title="Workload",
-        description="`realistic` samples as users sample. `greedy` is temperature 0, which flatters speculative decoding.",
+        description="`realistic` samples as users sample: as the model's own generation config says where the engine applies it, else "
+        "temperature 0.7. `greedy` is temperature 0 to a fixed length, which flatters speculative decoding; it never decides alone.",
         examples=["realistic"],
+    )
+    prompts: Label | None = Field(
+        default=None,
+        title="Prompts",
+        description="A file of prompts by its name without `.jsonl`, in the folder that the operator's settings call `workloads`. "
+        "Left out: eight classes of work are shipped.",
+        examples=["support-chats"],
+    )
+    mix: dict[Label, Annotated[float, Strict(strict=False), Field(ge=0, le=1e6)]] | None = Field(
+        default=None,
+        title="Mix",
+        description="Shares of the classes of prompts: `code`, `edit`, `maths`, `extraction`, `summary`, `story`, `question`, "
+        "`languages`, or your own. Left out: all alike.",
+        examples=[{"code": 3, "story": 1}],
+    )
+    measured_from: Literal["controller", "host"] = Field(
+        default="controller",
+        alias="from",
+        title="From",
+        description="Where the measuring client runs. `host` leaves network and tunnel out of every latency; it needs Python 3.9 there.",
+        examples=["host"],
     )
     runs: Annotated[tuple[GateRun, ...], Strict(strict=False), AfterValidator(_some_runs)] = Field(
         title="Runs",
@@ -499,6 +530,26 @@ class Gate(Strictly):
             for i, name in enumerate(names)
             if name in names[:i]
         )
+        return self
+
+    @model_validator(mode="after")
+    def _greedy_never_decides(self) -> Self:
+        greedy = [run for run in self.runs if (run.workload or self.workload) == "greedy"]
+        found: list[tuple[Loc, str]] = []
+        if len(greedy) == len(self.runs):
+            why = "never decides alone: a draft guesses what greedy decoding loops in. Give at least one run `workload: realistic`"
+            found.append((("workload",), f"`greedy` {why}"))
+        found.extend(
+            (
+                ("runs", i, "limits", limit.key),
+                "says nothing in a `greedy` run; write it in a `realistic` one",
+            )
+            for i, run in enumerate(self.runs)
+            if run in greedy
+            for limit in run.limits
+            if limit.result in {"accept_length", "accept_rate"}
+        )
+        raise_all(found)
         return self
 
 

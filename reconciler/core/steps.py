@@ -91,7 +91,15 @@ def look(state: Attempt, *, cards: bool = False) -> Do:
     """Observe all members of the attempt in one round trip; the cards only where they are judged, or when asked for."""
     gpus = cards or state.phase is Phase.RELEASE
     journal = state.phase in {Phase.START, Phase.READY, Phase.GATE, Phase.COMMIT}
-    return Do(Look(tuple(m.server for m in state.members), gpus=gpus, journal=journal), state)
+    return Do(
+        Look(
+            tuple(m.server for m in state.members),
+            gpus=gpus,
+            journal=journal,
+            kernel_cursor=state.kernel_cursor,
+        ),
+        state,
+    )
 
 
 def wait(state: Attempt, seconds: float, why: str) -> Do:
@@ -141,7 +149,10 @@ def acquire(state: Attempt, reply: Reply) -> Move:
             Reason.UNREADABLE,
             f"the host's records of {member.server} cannot be read; nothing was changed",
         )
-    if records.intent is not None and records.intent.state.get("id") != state.id:
+    if records.intent is not None and records.intent.state.get("id") not in {
+        state.id,
+        member.supersedes or state.id,
+    }:
         return Fail(
             state,
             Reason.LEASE_HELD,
@@ -336,7 +347,11 @@ def release_gpus(state: Attempt, reply: Reply) -> Move:
         return look(state)
     members = [m for m in state.members if not untouched(state, m, reply.live.server(m.server))]
     waited = reply.now - (state.entered or reply.now)
-    state = replace(state, samples=(*state.samples[-20:], release.sample_of(reply.live, reply.now)))
+    state = replace(
+        state,
+        samples=(*state.samples[-SAMPLES_KEPT:], release.sample_of(reply.live, reply.now)),
+        kernel_cursor=state.kernel_cursor or release.cursor_of(reply.live),
+    )
     if (learn := _baseline_wanted(state, members, reply.live, waited)) is not None:
         noted = (*state.escalated, (f"{learn.server}/{LEARN}", waited))
         return Do(learn, replace(state, samples=(), escalated=noted))
@@ -356,14 +371,19 @@ def release_gpus(state: Attempt, reply: Reply) -> Move:
             )
         blocked.extend(f"{member.server}: {why}" for why in (*verdict.others, *verdict.reasons))
     if worst == "released":
-        return Next(replace(state, samples=(), escalated=()))
+        gpus = sorted({uuid for m in state.members for uuid in m.gpus})
+        idle = release.idle_use(reply.live, gpus)
+        return Next(replace(state, samples=(), escalated=(), idle_mib=idle))
     limit = max(m.budgets.release_s for m in state.members)
     if waited >= limit:
         reason = Reason.WEDGED if worst in {"wedged", "fault"} else Reason.NOT_RELEASED
         gpus = ", ".join(uuid for m in members for uuid in m.gpus)
         shown = "; ".join(dict.fromkeys(blocked)) or worst
+        wedges = [w for m in members for w in release.wedges_of(state.samples, m, reply.live)]
+        if wedges:
+            reason = Reason.WEDGED
         return Fail(
-            state,
+            replace(state, wedges=tuple(wedges)),
             reason,
             f"not released after {waited:.0f} s (limit {limit:.0f} s): {shown}. GPUs: {gpus}. Nothing was started",
         )
@@ -422,6 +442,10 @@ def _signal(member: Member, act: str, verdict: release.Verdict, live: LiveHost) 
         group=act == "kill" and inside,
         targets=verdict.owned,
     )
+
+
+SAMPLES_KEPT = 60
+"""Of one release: half a minute and more at the pace of a settle window of two seconds, which is what shows a wedge."""
 
 
 # -- install ----------------------------------------------------------------------------------------------
@@ -697,6 +721,10 @@ def commit(state: Attempt, reply: Reply) -> Move:
     ):
         return Do(Settle(member.server, member.unit, "undone"), state)
     if target is None:
+        if member.hold and not is_held(found, member.hold) and state.tries < HOLD_TRIES:
+            # First, so that no pass finds a server that is down without knowing that it is meant to be.
+            noted = replace(state, aside=True, tries=state.tries + 1)
+            return Do(Record(member.server, "hold", member.hold), noted)
         return Do(Settle(member.server, member.unit, "stopped"), state)
     if (gone := _gone(state, found, Reason.DIED_LATER)) is not None:
         return gone
@@ -704,6 +732,21 @@ def commit(state: Attempt, reply: Reply) -> Move:
     return Do(
         Commit(member.server, member.unit, target, member.started, evidence, member.saved_sha),
         state,
+    )
+
+
+HOLD_TRIES = 3
+
+
+def is_held(found: LiveServer, hold: str) -> bool:
+    """Say whether exactly this hold stands on the host."""
+    records = found.known_records
+    wanted = json.loads(hold)
+    return (
+        records is not None
+        and records.hold is not None
+        and (records.hold.owner, records.hold.reason, records.hold.at)
+        == (wanted["owner"], wanted["reason"], wanted["at"])
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from reconciler.core.attempt import Attempt, Leg, Member, Phase, dump
@@ -25,6 +25,7 @@ from reconciler.core.effect import (
     Effect,
     Fence,
     GiveBack,
+    Inspect,
     Install,
     Learn,
     Load,
@@ -37,6 +38,7 @@ from reconciler.core.effect import (
     PollLoad,
     Probe,
     Probed,
+    Quarantine,
     Record,
     Remove,
     Reply,
@@ -60,7 +62,8 @@ from reconciler.core.live import LiveHost, join_layers, parse_live
 from reconciler.core.revision import restored
 from reconciler.core.spec import Server
 from reconciler.effects.channel import encode_body
-from reconciler.effects.ports import Answer, HostPort, Ports, Request
+from reconciler.effects.inspect import check_flags, inspect, known_flags
+from reconciler.effects.ports import Answer, HostPort, LeftError, Ports, Request
 from reconciler.engines.base import Engine, HttpRequest, NotYet, Ready, Wrong
 
 JOURNAL_LINES = 40
@@ -100,6 +103,8 @@ class Performer:
             return Unreachable(clock.now(), str(error))
         except OutcomeUnknownError as error:
             return Lost(clock.now(), str(error))
+        except LeftError as left:
+            return left.leave
 
     def _perform(self, state: Attempt, effect: Effect) -> Reply:
         clock = self.ports.clock
@@ -127,15 +132,18 @@ class Performer:
                     "takeover": False,
                 }
                 return self._ask(Request("claim", args, server=server, fence=_fence(fence)), effect)
-            case CheckFlags(argv=argv, flags=flags, user=user):
-                args = {"user": user, "argv": list(argv), "flags": list(flags)}
-                return self._ask(Request("check-flags", args), effect)
+            case Inspect():
+                return self._read(inspect(self.ports.host, effect))
+            case CheckFlags():
+                if known_flags(self.ports.host, effect, self.ports.flags):
+                    return Acted(clock.now(), {"unknown": []})
+                return self._read(check_flags(self.ports.host, effect, self.ports.flags))
             case PollLoad(target=target):
                 return self._poll_load(target)
             case Probe(target=target):
                 return self._probe(target)
             case Measure(server=server, target=target, deadline_s=limit):
-                return self._measure(server, target, limit)
+                return self._measure(state, server, target, limit)
             case Done():
                 raise AssertionError("a rollout that is done has nothing left to perform")
             case _:
@@ -252,18 +260,25 @@ class Performer:
             return None, b""
         return int(known["status"]), base64.b64decode(str(known.get("body") or ""))
 
-    def _measure(self, server: str, target: Target, limit: float) -> Reply:
+    def _measure(self, state: Attempt, server: str, target: Target, limit: float) -> Reply:
         spec = self.spec_of(target)
         if spec is None:
             message = "this version cannot read the recorded spec"
             return Measured(self.ports.clock.now(), "error", message, "{}")
+
+        def on_progress(line: str) -> None:
+            self.ports.on_progress(line)
+            leave = self.ports.leaving(state, self.ports.clock.now())
+            if leave is not None:
+                raise LeftError(leave)
+
         report = self.ports.gate(
             target,
             spec[1],
             self.ports.host,
             self.ports.baselines.get(server),
             deadline_s=limit,
-            on_progress=self.ports.on_progress,
+            on_progress=on_progress,
         )
         evidence = json.dumps({**report.evidence, "verdict": report.verdict}, sort_keys=True)
         return Measured(self.ports.clock.now(), report.verdict, report.message, evidence)
@@ -289,7 +304,7 @@ def look_args(state: Attempt, effect: Look) -> dict[str, Any]:
             }
             for name in effect.servers
         ],
-        "kernel_cursor": None,
+        "kernel_cursor": effect.kernel_cursor or None,
         "paths": list(effect.paths),
         "users": list(effect.users),
         "gpus": effect.gpus,
@@ -401,6 +416,13 @@ def verb_of(effect: Mutation) -> tuple[str, dict[str, Any]]:
             }
         case Learn():
             return "learn", {}
+        case Quarantine():
+            return "quarantine", {
+                "gpus": list(effect.gpus),
+                "kind": effect.kind,
+                "reasons": list(effect.reasons),
+                "pids": list(effect.pids),
+            }
         case Settle():
             return "settle", {"unit": effect.unit, "what": effect.what}
 
@@ -423,4 +445,5 @@ def content_of(target: Target) -> dict[str, Any]:
         "paths": list(target.paths),
         "flags": list(target.flags),
         "check_argv": list(target.check_argv),
+        **({"demands": asdict(target.demands)} if target.demands is not None else {}),
     }

@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from reconciler.core.attempt import Attempt
 from reconciler.core.desired import Target
+from reconciler.core.effect import Leave
 from reconciler.engines.base import Engine
 from reconciler.transports.base import Address
 
@@ -62,6 +64,14 @@ class HostPort(Protocol):
         """Observe the outermost layer; None where it is the same as the inner one."""
         ...
 
+    def ask_outer(self, request: Request, *, deadline_s: float) -> Answer | None:
+        """Ask the helper on the outermost layer, where it is not installed; None where there is one layer only.
+
+        Raises:
+            HostError: As `call`.
+        """
+        ...
+
     def reach(self, port: int) -> AbstractContextManager[Address]:
         """Give a local address that leads to the server's port, also a loopback-only one."""
         ...
@@ -110,6 +120,54 @@ class GateRunner(Protocol):
         ...
 
 
+class FlagMemory(Protocol):
+    """What an installation of an engine has said of its flags before: asking it again costs an import of torch."""
+
+    def known(self, key: tuple[str, ...]) -> frozenset[str]:
+        """Give the flags that this installation is known to know."""
+        ...
+
+    def remember(self, key: tuple[str, ...], flags: tuple[str, ...]) -> None:
+        """Note that it knows these."""
+        ...
+
+
+@dataclass
+class PassMemory:
+    """Remembers for as long as this process lives."""
+
+    said: dict[tuple[str, ...], frozenset[str]] = field(default_factory=dict)
+
+    def known(self, key: tuple[str, ...]) -> frozenset[str]:
+        """See `FlagMemory`."""
+        return self.said.get(key, frozenset())
+
+    def remember(self, key: tuple[str, ...], flags: tuple[str, ...]) -> None:
+        """See `FlagMemory`."""
+        self.said[key] = self.known(key) | frozenset(flags)
+
+
+class Leaving(Protocol):
+    """Whoever knows why an attempt should end where it stands: a newer commit, a controller that goes down."""
+
+    def __call__(self, state: Attempt, now: float) -> Leave | None:
+        """Say so, or None; asked after each effect and while a gate measures, only where an attempt may be left."""
+        ...
+
+
+class LeftError(Exception):
+    """A measurement was given up, because its attempt is to be left. Never leaves `perform.py`."""
+
+    def __init__(self, leave: Leave) -> None:
+        super().__init__(leave.sentence)
+        self.leave = leave
+
+
+def never(state: Attempt, now: float) -> Leave | None:  # noqa: ARG001
+    """Leave no attempt: a run of one pass finishes what it begins."""
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """All that a rollout's effects are carried out with. `holder` names this installation in leases."""
@@ -120,4 +178,6 @@ class Ports:
     gate: GateRunner
     holder: str
     baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    leaving: Leaving = never
     on_progress: Callable[[str], None] = lambda _line: None
+    flags: FlagMemory = field(default_factory=PassMemory)

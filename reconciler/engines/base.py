@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydantic import BaseModel
 
+from reconciler.core.demands import Demands, WantedModel
+
 if TYPE_CHECKING:
     from reconciler.core.spec import Server
 
@@ -43,7 +45,8 @@ class Launch:
     `secret_env` and `secret_config` name files on the host, never values: the helper reads them there and
     makes `secrets.env` (NAME=value, read by systemd) and `secrets.yaml` (key: value, read by the engine).
     `credentials` are files that systemd passes on under `credential_path`. `check_argv` is the command
-    whose help lists the flags that this installation knows; None where there is no way to ask.
+    whose help lists the flags that this installation knows; None where there is no way to ask. `demands` is what
+    else the host is asked about before anything stops; None where the engine says nothing of it.
     """
 
     argv: tuple[str, ...]
@@ -55,6 +58,7 @@ class Launch:
     check_argv: tuple[str, ...] | None = None
     paths: tuple[str, ...] = ()
     no_new_privileges: bool = True
+    demands: Demands | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,51 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, object]:
     }
     found: dict[str, object] = {} if gpus is None else {"gpus": [g for g in gpus.split(",") if g]}
     return {**found, **({"env": env} if env else {})}
+
+
+CACHE_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+"""What of the environment decides where the hub's library keeps models."""
+
+
+def wanted_models(
+    server: Server, draft: object, revision: object = None, *, weights: bool = True
+) -> tuple[WantedModel, ...]:
+    """Return the models that a start loads: the spec's own, and a draft's where one is named."""
+    found = []
+    if server.model is not None:
+        found.append(WantedModel("model", server.model, server.model_revision, weights))
+    if isinstance(draft, str) and draft != server.model:
+        pinned = revision if isinstance(revision, str) else None
+        found.append(WantedModel("draft", draft, pinned, weights))
+    return tuple(found)
+
+
+def cache_variables(server: Server) -> tuple[tuple[str, str], ...]:
+    """Return what of the spec's environment decides where the hub's library keeps models."""
+    return tuple((name, server.env[name]) for name in CACHE_VARIABLES if name in server.env)
+
+
+def places_of(server: Server) -> tuple[str, ...]:
+    """Return where a start writes temporary files."""
+    directory = server.runtime.working_directory
+    return (server.env.get("TMPDIR", "/tmp"), *([directory] if directory else []))  # noqa: S108  (looked at)
+
+
+def number_arg(server: Server, *keys: str) -> float | None:
+    """Return the first of these flags that the spec sets to a number."""
+    for key in keys:
+        value = server.args.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def kv_bytes(server: Server) -> float:
+    """Return the bytes of one number in the KV cache, as the spec's cache type says; 2 without one."""
+    kind = str(server.args.get("kv-cache-dtype", "auto"))
+    if kind.startswith(("fp8", "int8")):
+        return 1.0
+    return 0.5 if kind.startswith(("fp4", "nvfp4", "int4")) else 2.0
 
 
 def secrets_env_path(server_name: str) -> str:

@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from reconciler.core.demands import Demands
 from reconciler.engines.base import Finding, Launch, is_path
 
 if TYPE_CHECKING:
@@ -75,7 +76,24 @@ def contained(server: Server, inside: Launch, gpu_uuids: Sequence[str]) -> Launc
         # The tool of the image cannot be asked without starting it, and podman needs its setuid helpers.
         check_argv=None,
         paths=(PROGRAMS[tool], *(path for path in inside.paths if path == server.model)),
+        demands=_outside(inside.demands, PROGRAMS[tool], server.runtime.image),
         no_new_privileges=False,
+    )
+
+
+def _outside(demands: Demands | None, program: str, image: str) -> Demands | None:
+    """What a start asks of the host when the engine is in an image: its own cache of models is inside, and empty."""
+    if demands is None:
+        return None
+    models = tuple(dataclasses.replace(m, mounted=m.is_path) for m in demands.models)
+    return dataclasses.replace(
+        demands,
+        python=None,
+        binary=None,
+        kernels=False,
+        image=(program, image),
+        models=models,
+        cache=(),
     )
 
 

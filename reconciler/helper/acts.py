@@ -32,6 +32,7 @@ from reconciler.helper.observe import (
     check_flags,
     check_release,
     fetch_local,
+    inspect_engine,
     observe_host,
     read_api_key,
     read_content,
@@ -51,8 +52,15 @@ from reconciler.helper.protocol import (
     reply,
     write_lease,
 )
+from reconciler.helper.quarantine import (
+    last_releases,
+    note_release,
+    quarantine_gpus,
+    show_evidence,
+)
 from reconciler.helper.readings import classify_holder, unit_phase
 from reconciler.helper.records import (
+    GPU_ID,
     INVOCATION,
     PERMANENT,
     RECORD_VERSION,
@@ -76,6 +84,7 @@ from reconciler.helper.records import (
     server_of_unit,
     state_path,
     text_of,
+    texts_of,
     unit_name,
     whole_of,
 )
@@ -241,6 +250,12 @@ def learn_idle(act: Act) -> Dict[str, Any]:
     """Learn what this server's idle GPUs use, for those without a baseline of this driver."""
     bindings = act.record("bindings")
     return {"baselines": learn_baselines(act.machine, act.changes, bound_gpus(bindings))}
+
+
+def relearn_idle(act: Act) -> Dict[str, Any]:
+    """Learn anew what idle GPUs use, because a person says that what is used now is their floor."""
+    uuids = [matching(GPU_ID, u, "GPU UUID") for u in texts_of(act.args.get("gpus"), "gpus")]
+    return {"baselines": learn_baselines(act.machine, act.changes, uuids, asked=True)}
 
 
 # -- disarm, stop, signal ----------------------------------------------------------------------------
@@ -661,7 +676,10 @@ VERBS: Dict[str, Tuple[str, Callable[..., Dict[str, Any]]]] = {
     "journal": (READ, read_journal_lines),
     "read-record": (READ, read_content),
     "check-flags": (READ, check_flags),
+    "inspect": (READ, inspect_engine),
     "release-check": (READ, check_release),
+    "evidence": (READ, show_evidence),
+    "releases": (READ, last_releases),
     "claim": (CLAIM, claim_lease),
     "record": (FENCED, write_record),
     "learn": (FENCED, learn_idle),
@@ -674,6 +692,9 @@ VERBS: Dict[str, Tuple[str, Callable[..., Dict[str, Any]]]] = {
     "deadline": (FENCED, move_deadline),
     "commit": (FENCED, commit_revision),
     "settle": (FENCED, settle),
+    "quarantine": (FENCED, quarantine_gpus),
+    "note-release": (HOST, note_release),
+    "relearn": (HOST, relearn_idle),
     "enrol": (HOST, enrol),
     "unenrol": (HOST, unenrol),
 }

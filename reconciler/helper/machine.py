@@ -155,6 +155,13 @@ class Machine(Protocol):
     def apps(self) -> Reading:
         """Known: [{gpu_uuid, pid, used_mib: int|null, name}]."""
 
+    def evidence(self, pids: List[int]) -> Reading:
+        """Known: {processes: [process record + {stack: [str]|null, pending: [int signal numbers]}], kernel: [str]|null}.
+
+        What a person needs to see of processes that do not die: where they stand in the kernel, and what the GPU drivers said last
+        in this boot (null: not for this layer to read).
+        """
+
     def signal(self, pid: int, start_ticks: int, number: int) -> str:
         """Signal one process through a pidfd after re-reading its start time: "sent", "gone" or "refused: why"."""
 
@@ -177,6 +184,17 @@ class Machine(Protocol):
         """Do one HTTP request to this layer itself; known: {status, headers, body (base64), truncated, took_s}; unknown: refused, timed out, no HTTP.
 
         request: {method, address, port, path, headers, body (base64|null), timeout_s, max_bytes, bearer_file: path|null}.
+        """
+
+    def engine_facts(self, asked: Dict[str, Any]) -> Dict[str, Reading]:
+        """Look at what an engine will find here; each part a reading. What is not asked for is left out.
+
+        asked: {user: name|null, python: path|null, distributions: [name], kernels: bool, binary: path|null,
+        image: [tool, image]|null, models: [{role, source, revision, environment}], nodes: [path], places: [path]}.
+
+        program: {python, version, digest, distribution, torch?, kernels?: ["sm_90"]} or, of a binary, {version, digest};
+        image: {id: str|null}; models: [reading of `model_facts`, in order]; limits: see `machine_limits`;
+        nodes: {path: "usable"|"denied"|"missing"}; capabilities: {uuid: "9.0"}, asked for with `kernels`.
         """
 
     def run_as(self, user: Optional[str], argv: List[str], timeout_s: float) -> Reading:

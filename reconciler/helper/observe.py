@@ -27,16 +27,19 @@ from reconciler.helper.records import (
     absolute_path,
     bad,
     baselines_on,
+    bound_servers,
     flag_path,
     lease_path,
     matching,
     number_of,
+    quarantined_on,
     read_json,
     read_record,
     reading_of,
     record_of,
     sha256_of,
     state_path,
+    text_of,
     texts_of,
     whole_of,
 )
@@ -78,6 +81,8 @@ def observe_host(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
         "holders": holders,
         "baselines": reading_of(lambda: baselines_on(machine)),
         "kernel": machine.kernel_log(cursor_in(args)) if wants_gpus else NOT_ASKED,
+        "quarantine": reading_of(lambda: quarantined_on(machine)),
+        "bound": reading_of(lambda: bound_servers(machine)),
         "disk": free_bytes(machine),
         "containers_with_gpus": containers_among(holders),
         "paths": {
@@ -384,6 +389,66 @@ def help_words(machine: Machine, user: Optional[str], argv: List[str], asked: st
     return {"known": re.findall(r"(?<![A-Za-z0-9_-])--?[A-Za-z0-9][A-Za-z0-9_.-]*", text)}
 
 
+IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,400}")
+TOOL = re.compile(r"/usr/bin/(podman|docker)")
+MODEL_SOURCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
+NODE = re.compile(r"/dev/[A-Za-z0-9_.-]{1,64}(/[A-Za-z0-9_.-]{1,64}){0,2}")
+CACHE_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+MODELS_CAP = 8
+
+
+def inspect_engine(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what an engine will find on this host. Only these words of a request reach the machine."""
+    models = args.get("models") or []
+    if not isinstance(models, list) or len(models) > MODELS_CAP:
+        raise bad(f"models is not a list of at most {MODELS_CAP}")
+    image = args.get("image")
+    if image is not None:
+        tool, name = texts_of(image, "image") if len(image) == 2 else ("", "")
+        image = [matching(TOOL, tool, "container tool"), matching(IMAGE, name, "image")]
+    return machine.engine_facts(
+        {
+            "user": None if args.get("user") is None else matching(USER_NAME, args["user"], "user"),
+            "python": None if args.get("python") is None else absolute_path(args["python"]),
+            "distributions": [
+                matching(WORD, name, "distribution")
+                for name in texts_of(args.get("distributions") or [], "distributions")
+            ],
+            "kernels": args.get("kernels") is True,
+            "binary": None if args.get("binary") is None else absolute_path(args["binary"]),
+            "image": image,
+            "models": [model_asked(record_of(model, "model")) for model in models],
+            "nodes": [
+                matching(NODE, node, "device node")
+                for node in texts_of(args.get("nodes") or [], "nodes")
+            ],
+            "places": [
+                absolute_path(place, "place")
+                for place in texts_of(args.get("places") or [], "places")
+            ],
+        }
+    )
+
+
+def model_asked(model: Dict[str, Any]) -> Dict[str, Any]:
+    """Return one model of a request, each word checked."""
+    source = model.get("source")
+    revision = model.get("revision")
+    environment = record_of(model.get("environment") or {}, "environment")
+    return {
+        "role": matching(WORD, model.get("role"), "role"),
+        "source": absolute_path(source)
+        if str(source).startswith("/")
+        else matching(MODEL_SOURCE, source, "model"),
+        "revision": None if revision is None else text_of(revision, "revision"),
+        "environment": {
+            name: text_of(environment[name], name)
+            for name in CACHE_VARIABLES
+            if name in environment
+        },
+    }
+
+
 def check_release(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
     """Return one sample for the judgement `released`."""
     for uuid in texts_of(args.get("uuids"), "uuids"):
@@ -425,6 +490,7 @@ __all__ = [
     "check_flags",
     "check_release",
     "fetch_local",
+    "inspect_engine",
     "observe_host",
     "produced_by",
     "read_content",

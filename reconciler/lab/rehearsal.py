@@ -290,6 +290,9 @@ def _furnish(simulated: SimulatedHost, server: Server, launch: Launch) -> None:
         host.paths[path] = {
             "kind": "file", "size": 1, "mode": 0o755, "uid": 0, "gid": 0, "executable": True,
         }  # fmt: skip
+    program = server.runtime.python or server.runtime.binary
+    if program is not None and server.engine.version is not None:
+        host.versions[program] = server.engine.version
     for path in secret_files(server, launch):
         if path not in host.files.data:
             host.files.put(path, f"{KEY}\n".encode())

@@ -34,6 +34,7 @@ from reconciler.helper.revert import tick_main
 from reconciler.lab.simulated_systemd import RUNTIME, VENDOR, WANTS, Systemd
 from reconciler.lab.world import (
     FREE_BYTES,
+    SOUND_MODEL,
     TRIAL,
     Behaviour,
     Effect,
@@ -404,6 +405,18 @@ class SimulatedMachine:
             ]
         }
 
+    def evidence(self, pids: list[int]) -> Reading:
+        """See `Machine`."""
+        found = []
+        for process in self.host.processes.values():
+            if process.pid in pids:
+                stack = (
+                    ["[<0>] uvm_spin_loop+0xb4/0x100 [nvidia_uvm]"] if process.unkillable else None
+                )
+                pending = [9] if process.kill_pending else []
+                found.append({**process.record(), "stack": stack, "pending": pending})
+        return {"known": {"processes": found, "kernel": self.host.kernel[-40:]}}
+
     def signal(self, pid: int, start_ticks: int, number: int) -> str:
         """See `Machine`."""
         process = self.host.processes.get(pid)
@@ -459,6 +472,46 @@ class SimulatedMachine:
         """See `Machine`."""
         self._alive()
         return answer_http(self.host, request)
+
+    def engine_facts(self, asked: dict[str, Any]) -> dict[str, Reading]:
+        """See `Machine`. All is well, but for what the host was told of."""
+        self._alive()
+        host = self.host
+        told = host.engine_facts
+        found: dict[str, Reading] = {
+            "models": {
+                "known": [
+                    {
+                        "known": {
+                            **SOUND_MODEL,
+                            "path": str(model["source"]),
+                            **host.models.get(str(model["source"]), {}),
+                        }
+                    }
+                    for model in asked["models"]
+                ]
+            },
+            "nodes": {"known": dict.fromkeys(asked["nodes"], "usable")},
+            "limits": {
+                "known": {
+                    "shm": {"free": 64 << 30, "total": 64 << 30},
+                    "files": 1 << 20,
+                    "memory": {"total": 256 << 30, "available": 250 << 30},
+                    "disks": dict.fromkeys(asked["places"], 500 << 30),
+                }
+            },
+        }
+        program = asked["python"] or asked["binary"]
+        if asked["image"]:
+            found["image"] = {"known": {"id": "sha256:" + "0" * 64}}
+        elif program:
+            version = host.versions.get(program)
+            found["program"] = {
+                "known": {"python": "3.12.3", "version": version, "digest": f"{program}-{version}"}
+            }
+        if asked["kernels"]:
+            found["capabilities"] = {"known": {gpu.uuid: "9.0" for gpu in host.gpus}}
+        return {**found, **told}
 
     def run_as(self, user: str | None, argv: list[str], timeout_s: float) -> Reading:  # noqa: ARG002
         """See `Machine`. Only programs that the host was told of can run."""

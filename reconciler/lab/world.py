@@ -11,6 +11,7 @@ import heapq
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 from reconciler.helper.records import LIB, PERMANENT, RUN, STATE, TRIAL
@@ -220,6 +221,35 @@ class Truth:
     produced: set[tuple[str, bytes]] = field(default_factory=set)
 
 
+SOUND_MODEL: Mapping[str, Any] = MappingProxyType(
+    {
+        "found": True,
+        "form": "directory",
+        "config": {
+            "architectures": ["SimulatedForCausalLM"],
+            "model_type": "simulated",
+            "torch_dtype": "bfloat16",
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "hidden_size": 1024,
+            "num_hidden_layers": 8,
+            "max_position_embeddings": 1_048_576,
+        },
+        "tokenizer": True,
+        "index": "model.safetensors.index.json",
+        "index_problem": None,
+        "shards": 2,
+        "missing": [],
+        "missing_count": 0,
+        "broken": [],
+        "broken_count": 0,
+        "bytes": 1 << 30,
+    }
+)
+"""A model that is whole and fits anywhere."""
+
+
 class Files:
     """A file tree. Everything is durable at once, as the helper's atomic writes are."""
 
@@ -366,6 +396,12 @@ class Host:
             }
         }
         """What `stat` says of paths that are no files of the model: overrides the default."""
+        self.versions: dict[str, str] = {}
+        """Which version of its engine a program is, by its path."""
+        self.models: dict[str, dict[str, Any]] = {}
+        """What lies here of a model, by its source, beside `SOUND_MODEL`: overrides of `helper.inspection.model_facts`."""
+        self.engine_facts: dict[str, Any] = {}
+        """Other readings of `Machine.engine_facts` than those of a host on which all is well."""
         self.behaviours: list[tuple[str, Behaviour]] = []
         self.locked = 0
         self.truth = Truth()

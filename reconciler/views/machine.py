@@ -73,6 +73,10 @@ def server_json(plan: ServerPlan) -> dict[str, Any]:
         "may_be_killed": list(plan.may_be_killed),
         "expected_outage_s": plan.outage_s,
         "warnings": list(plan.wish.warnings),
+        "checks": [
+            {"id": c.id, "verdict": c.verdict.value, "sentence": c.sentence} for c in plan.checks
+        ],
+        "notes": list(plan.notes),
     }
 
 

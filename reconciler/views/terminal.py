@@ -9,6 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 
+from reconciler.core.checks import Check, Verdict
 from reconciler.core.conditions import Exit, Outcome, ServerResult, exit_of
 from reconciler.core.event import (
     Diagnostic,
@@ -86,6 +87,8 @@ def server_lines(plan: ServerPlan) -> list[str]:
     head = f"[{colour}]{SYMBOL[plan.action]} {safe(wish.server)}[/] on {safe(wish.host)}: [bold]{plan.action.value}[/]{revision}  {safe(plan.sentence)}"
     lines = [head]
     lines += [f"    [yellow]warning[/] {safe(w)}" for w in wish.warnings]
+    lines += [check_line(c) for c in plan.checks if c.verdict is not Verdict.OK or c.id in TOLD]
+    lines += [f"    [yellow]note[/] {safe(note)}" for note in plan.notes]
     if not plan.acts:
         return lines
     lines += [f"    {change_line(c)}" for c in wish.changes]
@@ -100,6 +103,23 @@ def server_lines(plan: ServerPlan) -> list[str]:
         )
     lines.append(f"    {_outage(plan)}")
     return [*lines, ""]
+
+
+TOLD = frozenset({"memory.fit", "memory.context"})
+"""Checks whose numbers are worth a line when all is well."""
+
+CHECKED = {
+    Verdict.OK: "[green]ok[/]",
+    Verdict.WARNED: "[yellow]warning[/]",
+    Verdict.UNKNOWN: "[yellow]not known[/]",
+    Verdict.REFUSED: "[red]refused[/]",
+    Verdict.WAIVED: "[yellow]waived[/]",
+}
+
+
+def check_line(check: Check) -> str:
+    """Show one check of preflight."""
+    return f"    {CHECKED[check.verdict]} {safe(check.id)}: {safe(check.sentence)}"
 
 
 def change_line(change: Change) -> str:
