@@ -56,9 +56,11 @@ from reconciler.effects.ports import (
     FlagMemory,
     GateRunner,
     HostPort,
+    Leaving,
     PassMemory,
     Ports,
     Request,
+    never,
 )
 from reconciler.engines.base import Engine
 from reconciler.resolve import budgets_of, recorded_target, wish_of
@@ -105,6 +107,7 @@ class World:
     exclusive: Callable[[str], AbstractContextManager[bool]] = sole_process
     """Make this process the only one of its installation that works on a host; False while another one is."""
     flags: FlagMemory = field(default_factory=PassMemory)
+    leaving: Leaving = never
     hosts_at_once: int = 16
     """Hosts are waited for, not computed on: a thread each, bounded so that a fleet of hundreds opens no flood of logins."""
 
@@ -378,6 +381,7 @@ def _carry_all(
                     baselines=found.baselines,
                     flags=world.flags,
                     on_progress=watcher.progress,
+                    leaving=world.leaving,
                 )
                 state = resume(attempt) if attempt.resumed else replace(attempt, alone=alone)
                 for result in carry(state, Performer(ports), watcher.turn):

@@ -48,6 +48,11 @@ class Reason(StrEnum):
     HOLD = "Hold"
     GATE_CHANGED = "GateChanged"
     SPEC_MOVED_ON = "SpecMovedOn"
+    PREEMPTED = "Preempted"
+    HANDED_OVER = "HandedOver"
+    BACK_OFF = "BackOff"
+    BUDGET = "Budget"
+    FLAPPING = "Flapping"
     # not known
     UNREACHABLE = "Unreachable"
     UNREADABLE = "Unreadable"

@@ -32,6 +32,7 @@ from reconciler.core.effect import (
     Effect,
     GiveBack,
     Install,
+    Leave,
     Lost,
     Measure,
     Observed,
@@ -93,6 +94,8 @@ def step(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
         case Acted() | Turned() if state.aside:
             # The answer to an effect that was not the step's own says nothing about the step.
             return _advance(replace(state, aside=False, trouble_since=None), Waited(reply.now))
+        case Leave():
+            return _left(state, reply)
         case Waited(stop=True) if state.leg is Leg.FORWARD and state.phase is not Phase.COMMIT:
             return _failed(Fail(state, Reason.INTERRUPTED, "interrupted"), reply)
         case _:
@@ -342,6 +345,24 @@ def _failed(fail: Fail, reply: Reply) -> tuple[Attempt, Effect]:
     if not touched:
         return _settle_all(state, "undone", reply)
     return _turn(state, Leg.BACK, reply)
+
+
+LEAVABLE = frozenset({Phase.PREFLIGHT, Phase.ACQUIRE, Phase.READY, Phase.GATE})
+"""Where an attempt may be left: before anything was done, or while it only waits. From disarm to start nothing preempts."""
+
+
+def leavable(state: Attempt) -> bool:
+    """Say whether the attempt may end where it stands; its intent and the host's deadline stay behind."""
+    return state.phase in LEAVABLE and state.leg in {Leg.FORWARD, Leg.BACK}
+
+
+def _left(state: Attempt, reply: Leave) -> tuple[Attempt, Effect]:
+    """End without settling: whoever comes next goes on or supersedes, and if nobody does, the host goes back by itself."""
+    if not leavable(state):
+        return _advance(state, Waited(reply.now))
+    return _end(
+        state, Failure(state.phase, reply.reason, reply.sentence, state.member.server), reply
+    )
 
 
 def _started(state: Attempt) -> bool:

@@ -9,8 +9,19 @@ import structlog
 
 from reconciler.core.attempt import Attempt
 from reconciler.core.conditions import ServerResult
-from reconciler.core.effect import Began, Claimed, Done, Effect, Lost, Reply, Unreachable, Waited
-from reconciler.core.rollout import step
+from reconciler.core.effect import (
+    Began,
+    Claimed,
+    Done,
+    Effect,
+    Lost,
+    Observed,
+    Probed,
+    Reply,
+    Unreachable,
+    Waited,
+)
+from reconciler.core.rollout import leavable, step
 from reconciler.effects.perform import Performer
 
 log = structlog.get_logger()
@@ -53,6 +64,8 @@ def carry(
             reply=type(reply).__name__,
             took_s=round(reply.now - began, 3),
         )
+        if leavable(state) and isinstance(reply, Observed | Probed | Waited):
+            reply = performer.ports.leaving(state, reply.now) or reply
         if (
             performer.ports.clock.stopping
             and not asked
