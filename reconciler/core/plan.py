@@ -326,7 +326,8 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
     )
     if rejected is not None and not allow.retry and base.applied != target.revision:
         sentence = f"this revision failed here before ({rejected.reason}: {rejected.sentence}); change it, or `reconcile retry {base.wish.server}`"
-        if base.old is not None and {d.what for d in base.drift} & LIFECYCLE:
+        owed = LIFECYCLE | ({"unit-edited"} if base.wish.drift == "heal" else set())
+        if base.old is not None and {d.what for d in base.drift} & owed:
             # The wish is refused, but the last good revision is still owed (L2).
             back = _same_revision(base)
             return replace(back, sentence=f"{sentence}; the last good revision: {back.sentence}")
@@ -402,8 +403,10 @@ def _same_revision(base: ServerPlan) -> ServerPlan:
             sentence="restarted since it was applied; proven again without touching it",
             steps=_steps(base, Action.VERIFY),
         )
-    if kinds & {"drop-in", "port"} and base.wish.drift == "warn":
+    if kinds & {"drop-in", "port"} and base.wish.drift != "off":
         sentences = "; ".join(d.sentence for d in base.drift)
+        if base.wish.drift == "heal":
+            sentences += ". This cannot be healed from here, since it is not the unit's own file: take it away on the host"
         return replace(
             base,
             action=Action.BLOCKED,
