@@ -89,8 +89,7 @@ def canonical(data: Mapping[str, Any]) -> str:
 
 def restored(data: Mapping[str, Any], engines: Mapping[str, EngineRules]) -> Server | None:
     """Make a Server again of what `whole` gave; None where this version of the tool cannot."""
-    frozen = _frozen(data)
-    server, _ = read_server(frozen, engines)
+    server, _ = read_server(frozen(data), engines)
     return server
 
 
@@ -146,9 +145,10 @@ def _part(data: Mapping[str, Any], *, controller: bool, prefix: str = "") -> dic
     return part
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any) -> Any:
+    """Give plain data as the models take it: tuples for lists, all the way down."""
     if isinstance(value, Mapping):
-        return {key: _frozen(item) for key, item in value.items()}
+        return {key: frozen(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple(_frozen(item) for item in value)
+        return tuple(frozen(item) for item in value)
     return value
