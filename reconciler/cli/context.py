@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from reconciler.core.fleet import Fleet
     from reconciler.core.spec import Host, Server
     from reconciler.settings import Settings
+    from reconciler.sources.base import Snapshot
     from reconciler.wiring import RealClock
 
 DEFAULT_SPECS = Path("specs")
@@ -94,8 +95,8 @@ def load_specs(path: Path, setup: Settings) -> Fleet:
     return load_snapshot(path, setup)[0]
 
 
-def load_snapshot(path: Path, setup: Settings) -> tuple[Fleet, Mapping[str, bytes]]:
-    """Read the specs under a path, and give the bytes that they were read from as well."""
+def load_snapshot(path: Path, setup: Settings) -> tuple[Fleet, Snapshot]:
+    """Read the specs under a path, and give the files that they were read from as well."""
     from reconciler.core.fleet import load_fleet
     from reconciler.sources.directory import Directory
     from reconciler.wiring import engines
@@ -108,7 +109,7 @@ def load_snapshot(path: Path, setup: Settings) -> tuple[Fleet, Mapping[str, byte
         root=snapshot.root,
         unread=snapshot.unread,
     )
-    return fleet, snapshot.files
+    return fleet, snapshot
 
 
 def say_problems(problems: Iterable[Problem]) -> None:

@@ -83,6 +83,18 @@ def one_pass(
             "--base", metavar="REV", help="With --offline: what to compare with, as git names it."
         ),
     ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against",
+            metavar="STATE",
+            help="With --dry-run: plan against a state that `status --export` saved; no host is asked.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="PLAN", help="With --dry-run: save the plan for `apply`."),
+    ] = None,
     output: Annotated[
         PassOutput,
         typer.Option(
@@ -133,6 +145,8 @@ def one_pass(
         output=output,
         offline=offline,
         base=base,
+        against=against,
+        out=out,
     )
     guarded(lambda: run(options))
 
@@ -153,13 +167,16 @@ def refuse_options(context: typer.Context) -> None:
         raise typer.Exit(USAGE)
 
 
-TAKE_A_VALUE = frozenset({"--specs", "--server", "--expect", "--base", "-o", "--output"})
+TAKE_A_VALUE = frozenset(
+    {"--specs", "--server", "--expect", "--base", "--against", "--out", "-o", "--output"}
+)
 
 COMMANDS = {
     "validate": "specs",
     "schema": "specs",
     "explain": "specs",
     "enrol": "enrol",
+    "apply": "saved",
     "status": "steer",
     "history": "steer",
     "show": "steer",
@@ -171,6 +188,7 @@ COMMANDS = {
     "restart": "steer",
     "rehearse": "rehearse",
     "lab": "lab",
+    "bench": "bench",
     "read": "read",
 }
 """Which module brings a command. Only the one that is asked for is imported; help and mistakes need them all."""

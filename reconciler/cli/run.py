@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reconciler.cli.context import (
     PassOutput,
     is_terminal,
-    load_specs,
     out,
     out_markup,
     say_problems,
@@ -28,8 +27,10 @@ if TYPE_CHECKING:
     from reconciler.core.event import Event
     from reconciler.core.fleet import Fleet
     from reconciler.core.plan import Permissions
+    from reconciler.core.saved_plan import SavedPlan
     from reconciler.core.survey import Survey
     from reconciler.reconcile import World
+    from reconciler.settings import Settings
 
 
 PROGRESS_EVERY_S = 5.0
@@ -51,6 +52,11 @@ class PassOptions:
     output: PassOutput = PassOutput.TEXT
     offline: bool = False
     base: str | None = None
+    against: Path | None = None
+    out: Path | None = None
+    commit: str = ""
+    specs_version: str = ""
+    saved: SavedPlan | None = None
 
     def command(self) -> str:
         """Give the command that would apply the plan, as a person would type it."""
@@ -72,9 +78,9 @@ def one_pass(options: PassOptions) -> int:
 
     check_options(options)
     setup = settings()
-    if options.offline:
+    if options.offline or options.against is not None:
         return offline(options, setup)
-    fleet = load_specs(options.specs, setup)
+    fleet, options = specs_and_origin(options, setup)
     check_names(fleet, options.servers)
     clock = RealClock()
     allow = Permissions(
@@ -82,6 +88,18 @@ def one_pass(options: PassOptions) -> int:
     )
     with stoppable(clock):
         return run_pass(fleet, world(setup, clock), options, allow)
+
+
+def specs_and_origin(options: PassOptions, setup: Settings) -> tuple[Fleet, PassOptions]:
+    """Load the specs, and note what a saved plan is bound to: their digest and the commit that is checked out."""
+    from reconciler.cli.context import load_snapshot
+
+    fleet, snapshot = load_snapshot(options.specs, setup)
+    if options.out is None and options.saved is None:
+        return fleet, options
+    from reconciler.sources.revision_files import head_of
+
+    return fleet, replace(options, commit=head_of(options.specs), specs_version=snapshot.version)
 
 
 def check_names(fleet: Fleet, names: Sequence[str]) -> None:
@@ -106,11 +124,21 @@ def run_pass(fleet: Fleet, controller: World, options: PassOptions, allow: Permi
             f"reconcile: {len(fleet.held)} servers are held back, because their specs are wrong (see above)\n"
         )
     if options.dry_run:
-        return show_plan(found, fleet, options)
+        code = show_plan(found, fleet, options)
+        if options.out is not None:
+            from reconciler.cli.saved import save_plan
+
+            save_plan(found, options, options.out)
+            sys.stderr.write(
+                f"reconcile: saved; `reconcile apply {shlex.quote(str(options.out))}` carries out exactly this plan\n"
+            )
+        return code
     if stream:
         start_stream(found)
     else:
         show_text_plan(found, options)
+    if options.saved is not None and (code := moved_since(options.saved, found, options)):
+        return code
     if options.expect is not None and options.expect != found.plan.hash:
         return stale(found, options)
     if found.plan.acts and not options.yes and options.expect is None and not confirmed():
@@ -176,6 +204,22 @@ def stale(found: Survey, options: PassOptions) -> int:
     sys.stderr.write(
         f"reconcile: the plan is now {found.plan.hash}, not {options.expect}: something changed since it was shown. Nothing was done; look at the plan above\n"
     )
+    return STALE.code
+
+
+def moved_since(saved: SavedPlan, found: Survey, options: PassOptions) -> int:
+    """Refuse a saved plan when anything that it was made from has moved; 0 when nothing has."""
+    from reconciler.cli.saved import plan_now
+    from reconciler.core.conditions import STALE, SUCCESS
+    from reconciler.core.saved_plan import moved
+
+    why = moved(saved, plan_now(found, options))
+    if not why:
+        return SUCCESS.code
+    sys.stderr.write("reconcile: the saved plan is stale, and nothing was done:\n")
+    for sentence in why:
+        sys.stderr.write(f"  {sentence}\n")
+    sys.stderr.write("make a new one with `reconcile --dry-run --out FILE`\n")
     return STALE.code
 
 

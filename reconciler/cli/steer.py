@@ -50,14 +50,23 @@ def _register_seeing(app: typer.Typer) -> None:
         servers: Annotated[list[str] | None, typer.Argument(help="Only these servers.")] = None,
         specs: Specs = SPECS,
         output: Format = Output.TEXT,
+        export: Annotated[
+            str,
+            typer.Option(
+                "--export",
+                metavar="FILE",
+                help="Save the state for `--dry-run --against`; - prints it.",
+            ),
+        ] = "",
     ) -> None:
         """Show how every server stands against its spec, and its GPUs. Changes nothing.
 
         Examples:
             reconcile status
             reconcile status qwen -o json
+            reconcile status --export state.json     for builds that may not reach the hosts
         """
-        guarded(lambda: _status(tuple(servers or ()), specs, output))
+        guarded(lambda: _status(tuple(servers or ()), specs, output, export))
 
     @app.command()
     def history(server: ServerName, specs: Specs = SPECS, output: Format = Output.TEXT) -> None:
@@ -168,7 +177,7 @@ def _register_steering(app: typer.Typer) -> None:
 # -- seeing ------------------------------------------------------------------------------------------------
 
 
-def _status(names: tuple[str, ...], specs: Path, output: Output) -> int:
+def _status(names: tuple[str, ...], specs: Path, output: Output, export: str = "") -> int:
     from reconciler.cli.run import check_names
     from reconciler.reconcile import survey
     from reconciler.views.status import status_json, status_table
@@ -178,7 +187,12 @@ def _status(names: tuple[str, ...], specs: Path, output: Output) -> int:
     fleet = load_specs(specs, setup)
     check_names(fleet, names)
     found = survey(fleet, world(setup, RealClock()), only=frozenset(names))
-    if output is Output.JSON:
+    if export:
+        from reconciler.cli.saved import export_state
+        from reconciler.sources.revision_files import head_of
+
+        export_state(found, export, head_of(specs))
+    elif output is Output.JSON:
         out(json.dumps(status_json(found), indent=2))
     else:
         from rich.console import Console

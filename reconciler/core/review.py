@@ -94,6 +94,11 @@ class ServerReview:
     live: LivePlan | None = None
 
     @property
+    def blocked(self) -> bool:
+        """Say whether nothing would be done to the host as it was found, for a reason that is given."""
+        return self.live is not None and self.live.action == Action.BLOCKED.value
+
+    @property
     def disturbs(self) -> bool:
         """Say whether a running process would be stopped."""
         return self.effect == "restart" and self.kind is not Kind.ADDED
@@ -150,7 +155,7 @@ class Review:
 def _bucket(server: ServerReview) -> str:
     if server.kind in {Kind.ADDED, Kind.REMOVED, Kind.HELD}:
         return server.kind.value
-    return server.effect
+    return "blocked" if server.kind is Kind.PLANNED and server.blocked else server.effect
 
 
 _WORDS: Final = {
@@ -160,7 +165,8 @@ _WORDS: Final = {
     "reload": ("is reloaded, without a stop", "are reloaded, without a stop"),
     "controller": ("changes without touching its process", "change without touching their process"),
     "held": ("is held back by a mistake", "are held back by mistakes"),
-    "none": ("is as it should be", "are as they should be"),
+    "none": ("changes nothing that runs", "change nothing that runs"),
+    "blocked": ("is left as it is for now", "are left as they are for now"),
 }
 
 
@@ -296,6 +302,7 @@ def live_plan(plan: ServerPlan) -> LivePlan:
 _EFFECT_OF: Final = {
     Action.RELOAD: "reload",
     Action.VERIFY: "controller",
+    Action.TAKE_OVER: "reload",
     Action.NOTHING: "none",
     Action.BLOCKED: "none",
 }

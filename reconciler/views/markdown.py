@@ -170,22 +170,23 @@ def _look(server: ServerReview) -> str:
 
 def _what(server: ServerReview) -> str:
     """Say in our own words what happens to a server."""
-    match server.kind:
-        case Kind.HELD:
-            return "held back by a mistake"
-        case Kind.REMOVED:
-            return "removed from the specs"
-        case Kind.ADDED:
-            return "added, stopped" if server.effect == "none" else "added"
-        case Kind.MOVED:
-            return "**moved**: deployed anew"
-        case Kind.CHANGED | Kind.PLANNED:
-            pass
-    if server.live is not None and server.live.action == "blocked":
+    if server.kind is Kind.PLANNED and server.live is not None and server.blocked:
         return f"waits: {cell(server.live.reason or server.live.outcome)}"
-    return {
-        "restart": "**restart**", "reload": "reload, no stop", "controller": "no restart", "none": "nothing",
-    }[server.effect]  # fmt: skip
+    what = _EVENT[server.kind] or _NEEDS[server.effect]
+    if server.kind is Kind.ADDED and server.effect == "none":
+        what += ", stopped"
+    if server.live is not None and server.blocked:
+        what += f"; now: {cell(server.live.reason or server.live.outcome)}"
+    return what
+
+
+_EVENT: Final = {
+    Kind.HELD: "held back by a mistake", Kind.REMOVED: "removed from the specs", Kind.ADDED: "added",
+    Kind.MOVED: "**moved**: deployed anew", Kind.CHANGED: "", Kind.PLANNED: "",
+}  # fmt: skip
+_NEEDS: Final = {
+    "restart": "**restart**", "reload": "reload, no stop", "controller": "no restart", "none": "nothing",
+}  # fmt: skip
 
 
 def _outage(server: ServerReview) -> str:
