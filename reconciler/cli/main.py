@@ -188,6 +188,7 @@ COMMANDS = {
     "restart": "steer",
     "rehearse": "rehearse",
     "lab": "lab",
+    "diagnose": "diagnose",
     "bench": "bench",
     "read": "read",
 }
