@@ -101,7 +101,7 @@ class _Candidate:
 
 
 _ECHO: Final = re.compile(
-    r"server_args\b|(?:non-default )?args: |launch_command\b|Exec(?:Start|Stop)\b|COMMAND=|\+ |[Cc]ommand line\b|(?:R|r)unning command"
+    r"server_args\b|(?:non-default )?args: |launch_command\b|Exec(?:Start|Stop)\b|COMMAND=|\+ |[Cc]ommand line\b|(?:running|Running) command"
     r"|Received request |Receive: |Finish: |Added? request |[\w/.-]+: ?Traceback|['\"`{<]|\[[{'\"]"
     r"|\S+ - \"(?:GET|POST|PUT|HEAD|DELETE|OPTIONS) |usage: |Namespace\(|Ignore import error"
 )

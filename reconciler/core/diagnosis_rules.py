@@ -250,7 +250,7 @@ RULES: Final = (
     _rule("port_in_use", r"(?:RuntimeError: )?Failed to bind socket to "),
     _rule("port_in_use", r"The server socket has failed to (?:listen|bind)\b.*\bEADDRINUSE\b"),
     _rule("port_in_use", r"couldn'?t bind (?:to )?(?:HTTP )?server socket", loud=False),
-    _rule("port_in_use", r"\[Errno 98\] (?:A|a)ddress already in use", Rank.GENERAL, loud=True),
+    _rule("port_in_use", r"\[Errno 98\] (?:address|Address) already in use", Rank.GENERAL, loud=True),
     _rule("port_in_use", r"[Pp]ort \d+ is (?:already|not available|in use|occupied)\b", Rank.GENERAL, loud=True),
     _rule("shm_too_small", r"Error while creating shared memory segment /dev/shm/nccl-"),
     _rule("shm_not_shared", r"Error while attaching to shared memory segment /dev/shm/nccl-"),
