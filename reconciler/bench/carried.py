@@ -18,6 +18,7 @@ MODULES = (
     "bench.degeneracy",
     "bench.answer",
     "bench.load_plan",
+    "bench.ask",
     "bench.stream",
     "bench.summary",
     "bench.load",

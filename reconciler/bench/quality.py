@@ -19,7 +19,7 @@ from reconciler.bench.meter import LOCAL, Meter
 from reconciler.core.measurement import Answer, QualityResult
 
 _MAX_TOKENS = 64
-_STREAMS = 4
+STREAMS = 4
 _KEPT_TEXT = 400
 
 
@@ -83,9 +83,31 @@ QUESTIONS: tuple[Question, ...] = (
 )
 
 
+AGAIN: tuple[Question, ...] = (
+    Question("What is 23 + 48? Answer with the number only.", _says("71")),
+    Question("What is 7 times 6? Answer with the number only.", _says("42")),
+    Question("What is 100 minus 37? Answer with the number only.", _says("63")),
+    Question("Copy this word exactly: quillander", _says("quillander")),
+    Question("Copy this code exactly: R4-TB-7716", _says("R4-TB-7716")),
+    Question("Copy this sentence: A red kite turns slowly.", _says("A red kite turns slowly")),
+    Question("What is the capital of Italy? Answer in one word.", _says("Rome")),
+    Question("What is the capital of Spain? Answer in one word.", _says("Madrid")),
+    Question("How many months has a year? Answer with the number only.", _says("12", "twelve")),
+    Question("What is the opposite of up? Answer in one word.", _says("down")),
+    Question("Sort these in ascending order: 52, 8, 27, 13", _in_order("8", "13", "27", "52")),
+    Question(
+        'Answer with a JSON object with the keys "city" and "country" for Lyon in France.',
+        _json_with(("city", "country")),
+    ),
+)
+"""Asked when a server is faster than anything explains: an answer that was learnt by heart does not help twice."""
+
+
 def ask(
     endpoint: Endpoint,
     *,
+    questions: Sequence[Question] = QUESTIONS,
+    streams: int = STREAMS,
     salt: str = "",
     deadline_s: float | None = None,
     given_up: frozenset[str] = frozenset(),
@@ -94,13 +116,14 @@ def ask(
 ) -> QualityResult:
     """Ask all questions and check the answers.
 
+    One at a time where greedy texts are to be compared: kernels that depend on the batch change them.
     A request that fails is a wrong answer here; whether requests fail is the error budget's business.
     """
     plan = LoadPlan(
         run="quality",
-        prompts=tuple(Prompt("quality", question.prompt) for question in QUESTIONS),
-        concurrency=_STREAMS,
-        requests=len(QUESTIONS),
+        prompts=tuple(Prompt("quality", question.prompt) for question in questions),
+        concurrency=streams,
+        requests=len(questions),
         max_tokens=_MAX_TOKENS,
         workload="quality",
         sampling=Sampling(temperature=0.0, top_p=1.0),
@@ -109,8 +132,8 @@ def ask(
         given_up=given_up,
     )
     result, heard_of = meter.ask(plan, endpoint, on_progress)
-    texts = dict.fromkeys(range(len(QUESTIONS)), "") | dict(heard_of)
-    answers = tuple(_answer(q, texts[number]) for number, q in enumerate(QUESTIONS))
+    texts = dict.fromkeys(range(len(questions)), "") | dict(heard_of)
+    answers = tuple(_answer(q, texts[number]) for number, q in enumerate(questions))
     heard = [text for text in texts.values() if text]
     return QualityResult(
         answers=answers,

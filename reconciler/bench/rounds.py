@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from reconciler.bench import quality
-from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress
+from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress, Prompt
 from reconciler.bench.meter import LOCAL, Meter
 from reconciler.bench.warm_up import WARM_TOKENS, warm_up
-from reconciler.bench.workloads import GREEDY_WARNING, SAMPLING, prompt_set, warm_up_set
+from reconciler.bench.workloads import GREEDY_WARNING, mixed, prompt_set, sampling_for, warm_up_set
 from reconciler.core.gate import MIN_ROUNDS, Reason, Verdict, VerdictKind, judge
 from reconciler.core.measurement import Baseline, QualityResult, ReasonCode, RunResult
 
@@ -43,11 +43,13 @@ class GateOutcome:
     rounds: int
     quality: QualityResult | None = None
     took_s: float = 0.0
+    again: QualityResult | None = None
+    speculative: str = ""
 
     def as_baseline(self, revision: str) -> Baseline:
         """Give what is to be stored with the revision, once it is applied."""
         measured = tuple(r for r in self.results if r.infrastructure is None)
-        return Baseline(revision, measured, self.quality)
+        return Baseline(revision, measured, self.quality, self.speculative)
 
 
 def run_gate(
@@ -60,14 +62,20 @@ def run_gate(
     on_progress: OnProgress | None = None,
     clock: Callable[[], float] = time.monotonic,
     meter: Meter = LOCAL,
+    prompts: Sequence[Prompt] = (),
+    speculative: str = "",
+    go_on: Callable[[Sequence[RunResult]], bool] = lambda _results: False,
 ) -> GateOutcome:
     """Measure a server until its gate has an answer or the time is over.
 
     `server_info` holds what a comparison with the baseline needs to be equal (GPU model, driver, power
-    limit, model). Blocks; interrupting it (Ctrl-C) ends the requests in flight and raises.
+    limit, model), `speculative` the revision's speculative decoding as JSON, `prompts` a user's own instead of
+    those that are shipped. A server that would pass is measured further while `go_on` of its results says so. Blocks; interrupting it (Ctrl-C) ends the requests in flight and raises.
     """
     endpoint = replace(endpoint, server=dict(server_info or endpoint.server))
     sequence = _Sequence(gate, endpoint, baseline, clock() + deadline_s, clock, on_progress, meter)
+    sequence.speculative, sequence.go_on = speculative, go_on
+    sequence.prompts = tuple(prompts) or _mixed(gate)
     return sequence.run()
 
 
@@ -82,6 +90,10 @@ class _Sequence:
     clock: Callable[[], float]
     on_progress: OnProgress | None
     meter: Meter = LOCAL
+    speculative: str = ""
+    prompts: tuple[Prompt, ...] = ()
+    go_on: Callable[[Sequence[RunResult]], bool] = lambda _results: False
+    again: QualityResult | None = None
     results: list[RunResult] = field(default_factory=list)
     quality: QualityResult | None = None
     took: dict[str, float] = field(default_factory=dict)
@@ -92,14 +104,53 @@ class _Sequence:
         began = self.clock()
         verdict = self._asked()
         rounds = 0
-        while verdict is None or verdict.more_rounds_wanted:
+        while (
+            verdict is None
+            or verdict.more_rounds_wanted
+            or (verdict.kind is VerdictKind.PASS and self.go_on(self.results))
+        ):
             rounds += 1
             verdict, whole = self._round(rounds)
             if not whole:
                 break
-        if self.gate.workload == "greedy":
+        if verdict.kind is VerdictKind.PASS and verdict.implausible and self._left() > 0:
+            verdict = self._asked_again()
+        if any(self._workload(run) == "greedy" for run in self.gate.runs):
             verdict = replace(verdict, notes=(*verdict.notes, GREEDY_WARNING))
-        return GateOutcome(verdict, tuple(self.results), rounds, self.quality, self.clock() - began)
+        took = self.clock() - began
+        return GateOutcome(
+            verdict, tuple(self.results), rounds, self.quality, took, self.again, self.speculative
+        )
+
+    def _judge(self) -> Verdict:
+        return judge(
+            self.gate,
+            self.results,
+            self.baseline,
+            self.quality,
+            speculative=self.speculative,
+            again=self.again,
+        )
+
+    def _workload(self, run: GateRun) -> str:
+        return run.workload or self.gate.workload
+
+    def _asked_again(self) -> Verdict:
+        """Ask other questions, since what was measured is too good; no answers leave it open."""
+        self.again = quality.ask(
+            self.endpoint,
+            questions=quality.AGAIN,
+            salt=f"{self.salt}a",
+            deadline_s=self._left(),
+            on_progress=self.on_progress,
+            meter=self.meter,
+        )
+        verdict = self._judge()
+        if self.again.infrastructure is None or verdict.kind is not VerdictKind.PASS:
+            return verdict
+        why = f"it is implausibly fast, and a second look was not possible: {self.again.infrastructure_message}"
+        reason = Reason(ReasonCode.UNDECIDED, why)
+        return replace(verdict, kind=VerdictKind.INCONCLUSIVE, reasons=(reason,))
 
     def _asked(self) -> Verdict | None:
         """Ask the quality questions first; a verdict only if they settle it."""
@@ -109,20 +160,26 @@ class _Sequence:
             self.quality = quality.ask(
                 self.endpoint,
                 salt=f"{self.salt}q",
+                streams=1 if self._texts_matter() else quality.STREAMS,
                 deadline_s=self._left(),
                 on_progress=self.on_progress,
                 meter=self.meter,
             )
             if self.quality.infrastructure is None:
                 break
-        verdict = judge(self.gate, self.results, self.baseline, self.quality)
+        verdict = self._judge()
         if verdict.kind is VerdictKind.ERROR and self._left() <= 0:
             return _out_of_time(verdict, "while the quality prompts were asked")
         return verdict if verdict.kind in {VerdictKind.FAIL, VerdictKind.ERROR} else None
 
+    def _texts_matter(self) -> bool:
+        """Say whether greedy texts are, or may later be, compared with and without speculative decoding."""
+        before = self.baseline.speculative if self.baseline is not None else ""
+        return bool(self.speculative or before)
+
     def _round(self, number: int) -> tuple[Verdict, bool]:
         """Measure every run once; say what follows, and whether the round was whole."""
-        verdict = judge(self.gate, self.results, self.baseline, self.quality)
+        verdict = self._judge()
         for run in self.gate.runs:
             if self._left() <= self.took.get(run.name, 0.0):
                 return _out_of_time(verdict, f"in round {number}, before {run.name}"), False
@@ -135,7 +192,7 @@ class _Sequence:
                 why = f"in round {number} of {run.name}: {result.infrastructure_message}"
                 return _out_of_time(verdict, why), False
             self.results.append(result)
-            verdict = judge(self.gate, self.results, self.baseline, self.quality)
+            verdict = self._judge()
             if verdict.kind in {VerdictKind.FAIL, VerdictKind.ERROR}:
                 return verdict, False
         return verdict, True
@@ -157,12 +214,12 @@ class _Sequence:
         return LoadPlan(
             run=run.name,
             round=number,
-            prompts=prompt_set(),
+            prompts=self.prompts,
             concurrency=run.concurrency,
             requests=count,
             max_tokens=run.max_tokens,
-            workload=self.gate.workload,
-            sampling=SAMPLING[self.gate.workload],
+            workload=self._workload(run),
+            sampling=sampling_for(self._workload(run), self.endpoint.engine),
             salt=f"{self.salt}{run.name[:8]}{number}.",
             ttft_limit_s=_ANSWER_LIMIT_S,
             idle_limit_s=_IDLE_LIMIT_S,
@@ -180,9 +237,15 @@ class _Sequence:
             max_tokens=min(run.max_tokens, WARM_TOKENS),
         )
         warm_up(plan, self.endpoint, self.meter, self.on_progress, left=self._left)
+        self.meter.flush(self.endpoint)
 
     def _left(self) -> float:
         return max(0.0, self.due - self.clock())
+
+
+def _mixed(gate: Gate) -> tuple[Prompt, ...]:
+    """Give our own prompts in the gate's mix."""
+    return mixed(prompt_set(), gate.mix) if gate.mix else prompt_set()
 
 
 def round_requests(run: GateRun) -> int:

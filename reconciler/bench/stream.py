@@ -542,7 +542,7 @@ def _warnings(
     # With the end of sequence ignored every model loops; then only garbage is worth a word.
     strange = {TextFault.ONE_CHARACTER, TextFault.UNDECODABLE}
     if not request.ignore_eos:
-        strange.add(TextFault.LOOPING)
+        strange |= {TextFault.LOOPING, TextFault.ONE_WORD}
     early = ok and request.ignore_eos and source == "usage" and request.max_tokens is not None
     told = {
         "no_usage": ok and source == "none",

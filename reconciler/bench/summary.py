@@ -110,6 +110,9 @@ def summarise(plan: LoadPlan, endpoint: Endpoint, collected: Collected) -> RunRe
     faults = [
         text_fault(text) for text, (_, r) in zip(texts, read, strict=True) if not r.tool_events
     ]
+    # With the end of sequence ignored every model runs into loops, of one word too.
+    looping = {TextFault.LOOPING} | ({TextFault.ONE_WORD} if plan.sampling.ignore_eos else set())
+    garbage = GARBAGE - looping
     tokens = [r.trusted_tokens for _, r in read if r.trusted_tokens is not None]
     window, in_window = _steady_window(plan, read, collected)
     last = max((r.token_times[-1] for _, r in read), default=collected.began)
@@ -153,8 +156,8 @@ def summarise(plan: LoadPlan, endpoint: Endpoint, collected: Collected) -> RunRe
         **_acceptance(read, collected),
         cached_prompt_share=_cached_share(read),
         without_usage=len(read) - len(tokens),
-        garbage=len(texts) if all_alike(texts) else sum(f in GARBAGE for f in faults),
-        looping=sum(f is TextFault.LOOPING for f in faults),
+        garbage=len(texts) if all_alike(texts) else sum(f in garbage for f in faults),
+        looping=sum(f in looping for f in faults),
         warnings=dict(Counter(word for _, r in read for word in r.warnings)),
         retried=sum(o.record.retried for o in every),
         client=f"{CLIENT_VERSION} ({collected.client})",

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from reconciler.bench import load
+from reconciler.bench.ask import flush_prefix_cache
 from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress, Prompt, Sampling
 from reconciler.bench.summary import answers
 
@@ -49,7 +50,10 @@ def _answer(request: Mapping[str, Any]) -> None:
 
 
 def _carry_out(request: Mapping[str, Any], nonce: str) -> dict[str, Any]:
-    plan, endpoint = plan_from(request["plan"], _PROMPTS), Endpoint(**request["endpoint"])
+    endpoint = Endpoint(**request["endpoint"])
+    if "plan" not in request:
+        return {"flushed": flush_prefix_cache(endpoint)}
+    plan = plan_from(request["plan"], _PROMPTS)
 
     def said(progress: Progress) -> None:
         counts = f"{progress.completed} {progress.failed}"

@@ -299,7 +299,7 @@ def _request(text: str) -> dict[str, Any]:
 
 
 def _of_specs(name: str, specs: Path, asked: Asked) -> int:
-    from reconciler.effects.bench import endpoint_of, on_the_host
+    from reconciler.effects.bench import bearer_of, endpoint_of, on_the_host
     from reconciler.effects.host_meter import HostMeter
     from reconciler.wiring import connected_host
 
@@ -307,10 +307,11 @@ def _of_specs(name: str, specs: Path, asked: Asked) -> int:
     server, host = one_server(load_specs(specs, setup), name)
     connected = connected_host(host, Path(setup.state_dir))
     try:
+        if asked.origin is Origin.HOST:
+            there = on_the_host(server, bearer=bearer_of(server, connected))
+            with HostMeter(host.name, connected.inner.transport).running() as meter:
+                return _measured(name, there, asked, meter)
         with endpoint_of(server, connected) as endpoint:
-            if asked.origin is Origin.HOST:
-                with HostMeter(host.name, connected.inner.transport).running() as meter:
-                    return _measured(name, on_the_host(server, endpoint), asked, meter)
             return _measured(name, endpoint, asked)
     finally:
         connected.close()

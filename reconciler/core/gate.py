@@ -62,6 +62,17 @@ IMPLAUSIBLE_SPEEDUP = 1.5
 GARBAGE_SHARE = 0.5
 # A model may end at once now and then; more often than this it says nothing.
 EMPTY_SHARE = 0.05
+# Small models run into refrains now and then even when sampled. What nobody sees is nearly all of them doing so
+# (without a baseline), or so many more than before.
+LOOPING_SHARE = 0.9
+LOOPING_GROWTH = 0.5
+# Greedy texts with and without speculation agree up to numeric ties, which seldom come in the first words.
+SAME_WORDS = 8
+SAME_TEXT_SHARE = 0.5
+# No draft model guesses sampled text this well.
+IMPLAUSIBLE_ACCEPTANCE = 0.98
+# Latencies: what a tunnel adds to.
+LATENCIES = frozenset({"ttft", "ttfv_ms", "e2e", "event_gap"})
 
 
 class VerdictKind(StrEnum):
@@ -111,13 +122,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate says. `notes` are worth reading and decided nothing."""
+    """What the gate says. `notes` are worth reading and decided nothing.
+
+    `implausible`: it is faster than anything explains, so the answers deserve a second look.
+    """
 
     kind: VerdictKind
     reasons: tuple[Reason, ...] = ()
     rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     more_rounds_wanted: bool = False
+    implausible: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Give one JSON object, with `format_version`."""
@@ -135,8 +150,14 @@ def judge(
     results: Sequence[RunResult],
     baseline: Baseline | None = None,
     quality: QualityResult | None = None,
+    *,
+    speculative: str = "",
+    again: QualityResult | None = None,
 ) -> Verdict:
     """Say whether the measured server passes its gate.
+
+    `speculative` is the new revision's speculative decoding as JSON; `again` are the answers to the second
+    set of questions, asked after an implausible speed-up.
 
     `results` are all rounds so far, in any order. While the answer is open, the kind is inconclusive and
     `more_rounds_wanted` is set; a caller whose time is over takes the verdict as it is.
@@ -145,7 +166,9 @@ def judge(
     """
     measured = [r for r in results if r.infrastructure is None]
     rows: list[Row] = list(_quality_rows(quality, baseline.quality if baseline else None))
-    rows += _text_rows(measured)
+    rows += _second_look_rows(again, quality, baseline.quality if baseline else None)
+    rows += _speculation_rows(quality, baseline, speculative)
+    rows += _text_rows(measured, baseline)
     rows += _budget_rows(gate.max_error_rate, measured)
     notes: list[str] = []
     uncompared: list[str] = []
@@ -160,7 +183,40 @@ def judge(
             rows += compared
             uncompared += why_not
             notes += remarks
-    return _combined(gate, rows, (notes, uncompared), results, quality)
+    notes += _profile_notes(measured)
+    verdict = _combined(gate, rows, (notes, uncompared), results, quality)
+    return replace(verdict, implausible=_is_implausible(rows, measured))
+
+
+def _is_implausible(rows: Sequence[Row], measured: Sequence[RunResult]) -> bool:
+    """Say whether a speed grew beyond belief, or sampled text was guessed too well."""
+    grown = (
+        row.measured is not None and row.measured > IMPLAUSIBLE_SPEEDUP
+        for row in rows
+        if row.key in {"decode_tps_against_baseline", "output_tps_against_baseline"}
+    )
+    guessed = (
+        r.accept_rate is not None and r.accept_rate >= IMPLAUSIBLE_ACCEPTANCE
+        for r in measured
+        if r.workload != "greedy"
+    )
+    return any(grown) or any(guessed)
+
+
+def _profile_notes(measured: Sequence[RunResult]) -> list[str]:
+    """Say where greedy text is guessed much better than what users get: then only the latter counts."""
+    lengths: dict[bool, list[float]] = {True: [], False: []}
+    for result in measured:
+        if result.accept_length is not None:
+            lengths[result.workload == "greedy"].append(result.accept_length)
+    if not lengths[True] or not lengths[False]:
+        return []
+    greedy, real = mean_of(lengths[True]), mean_of(lengths[False])
+    if abs(greedy / real - 1) <= 0.25:
+        return []
+    return [
+        f"accepted tokens per pass: {greedy:.3g} in greedy runs, {real:.3g} in realistic ones; only the latter is what users get"
+    ]
 
 
 def _combined(
@@ -255,13 +311,67 @@ def _quality_rows(quality: QualityResult | None, base: QualityResult | None) -> 
     yield Row("quality", "right_answers", share, before, kind, reason)
 
 
-def _text_rows(measured: Sequence[RunResult]) -> Iterable[Row]:
+def _second_look_rows(
+    again: QualityResult | None, quality: QualityResult | None, base: QualityResult | None
+) -> Iterable[Row]:
+    """Judge other questions, asked because the speed is beyond belief: against the share right before, here or there."""
+    if again is None or again.infrastructure is not None or not again.asked:
+        return
+    yield _garbage_row("quality-again", again.garbage, again.asked)
+    before = base if base is not None and base.asked else quality
+    if before is None or not before.asked:
+        return
+    allowed = max(0.0, (before.passed - 1) / before.asked)
+    share = again.passed / again.asked
+    if share >= allowed or binomial_at_most(again.passed, again.asked, allowed) >= ALPHA:
+        yield Row("quality-again", "right_answers", share, allowed, VerdictKind.PASS)
+        return
+    message = (
+        f"it is implausibly fast, and of {again.asked} other questions {again.passed} were answered right, "
+        f"where {before.passed} of {before.asked} were before"
+    )
+    reason = Reason(ReasonCode.QUALITY_WORSE, message)
+    yield Row("quality-again", "right_answers", share, allowed, VerdictKind.FAIL, reason)
+
+
+def _speculation_rows(
+    quality: QualityResult | None, baseline: Baseline | None, speculative: str
+) -> Iterable[Row]:
+    """Compare greedy answers with those of the baseline where speculative decoding was turned on, off or changed.
+
+    It must not change what greedy decoding says. Numeric ties may, so a difference asks and does not fail.
+    """
+    base = baseline.quality if baseline is not None else None
+    if base is None or quality is None or quality.infrastructure is not None or baseline is None:
+        return
+    if baseline.speculative == speculative:
+        return
+    before = {answer.prompt: answer.text.split()[:SAME_WORDS] for answer in base.answers}
+    pairs = [(a.text.split()[:SAME_WORDS], before[a.prompt]) for a in quality.answers if a.prompt in before]  # fmt: skip
+    pairs = [(new, old) for new, old in pairs if new or old]
+    if not pairs:
+        return
+    same = sum(new == old for new, old in pairs)
+    share = same / len(pairs)
+    if share >= SAME_TEXT_SHARE:
+        yield Row("quality", "same_greedy_texts", share, SAME_TEXT_SHARE, VerdictKind.PASS)
+        return
+    message = (
+        f"speculative decoding was {baseline.speculative or 'off'}, is {speculative or 'off'}, and only {same} of {len(pairs)} greedy "
+        "answers begin as before: it must not change what the model says"
+    )
+    reason = Reason(ReasonCode.TEXT_CHANGED, message)
+    yield Row("quality", "same_greedy_texts", share, SAME_TEXT_SHARE, VerdictKind.INCONCLUSIVE, reason)  # fmt: skip
+
+
+def _text_rows(measured: Sequence[RunResult], baseline: Baseline | None) -> Iterable[Row]:
     """Judge the texts of the speed runs: a broken model is often the fastest one."""
     for run in dict.fromkeys(r.run for r in measured):
         rounds = [r for r in measured if r.run == run]
         texts = sum(r.completed for r in rounds)
         if texts:
             yield _garbage_row(run, sum(r.garbage for r in rounds), texts)
+            yield from _looping_rows(run, rounds, baseline)
         silent = sum(r.empty for r in rounds)
         if silent:
             yield _empty_row(run, silent, texts + silent)
@@ -276,6 +386,30 @@ def _garbage_row(run: str, garbage: int, texts: int) -> Row:
     )
     reason = Reason(ReasonCode.DEGENERATE, message)
     return Row(run, "garbled_texts", share, GARBAGE_SHARE, VerdictKind.FAIL, reason)
+
+
+def _looping_rows(
+    run: str, rounds: Sequence[RunResult], baseline: Baseline | None
+) -> Iterable[Row]:
+    """Judge refrains: against the baseline's share, and without one only where nearly every text is one.
+
+    Under greedy decoding with the end of sequence ignored all models loop: only the comparison counts there.
+    """
+    texts = sum(r.completed for r in rounds)
+    share = sum(r.looping for r in rounds) / texts
+    before = [r for r in (baseline.rounds_of(run) if baseline else ()) if r.completed]
+    if before:
+        was = sum(r.looping for r in before) / sum(r.completed for r in before)
+        allowed, compared = min(1.0, was + LOOPING_GROWTH), f", {was:.0%} before"
+    elif all(r.workload == "greedy" for r in rounds):
+        return
+    else:
+        allowed, compared = LOOPING_SHARE, ""
+    if share < allowed or texts < 4:
+        yield Row(run, "looping_texts", share, allowed, VerdictKind.PASS)
+        return
+    message = f"{share:.0%} of {texts} texts of {run} repeat a phrase to their end{compared}"
+    yield Row(run, "looping_texts", share, allowed, VerdictKind.FAIL, Reason(ReasonCode.DEGENERATE, message))  # fmt: skip
 
 
 def _empty_row(run: str, silent: int, answers: int) -> Row:
@@ -349,7 +483,7 @@ def _with_lag_granted(run: GateRun, limit: Limit, rounds: Sequence[RunResult]) -
     if row.verdict is VerdictKind.FAIL and not busy:
         granted = _limit_row(run, limit, [_lag_granted(r) for r in rounds])
         if granted.verdict is VerdictKind.FAIL:
-            return row
+            return _through_the_tunnel(run, limit, row, rounds)
         busy = "its own lateness explains what was measured"
     if not busy:
         return row
@@ -357,6 +491,39 @@ def _with_lag_granted(run: GateRun, limit: Limit, rounds: Sequence[RunResult]) -
         ReasonCode.CLIENT_BOTTLENECK, f"{limit.key}: the measuring client was too slow: {busy}"
     )
     return replace(row, verdict=VerdictKind.INCONCLUSIVE, reason=reason, open=True)
+
+
+def _through_the_tunnel(run: GateRun, limit: Limit, row: Row, rounds: Sequence[RunResult]) -> Row:
+    """Leave a missed latency open where what the tunnel adds could be the reason: that limit belongs on the host.
+
+    A pass through a tunnel stands, because a tunnel only ever adds.
+    """
+    if limit.result not in LATENCIES or not any(r.tunnelled for r in rounds):
+        return row
+    granted = _limit_row(run, limit, [_tunnel_granted(r) for r in rounds])
+    if granted.verdict is VerdictKind.FAIL:
+        return row
+    message = (
+        f"{run.name}: {limit.key} is {limit.value:g}, measured {_number(row.measured)} through a tunnel that may explain the difference; "
+        "set `gate.from: host`"
+    )
+    reason = Reason(ReasonCode.TUNNEL, message)
+    return replace(row, verdict=VerdictKind.INCONCLUSIVE, reason=reason)
+
+
+def _tunnel_granted(result: RunResult) -> RunResult:
+    """Give the result as if the slowest tiny request through the tunnel had been added to every latency."""
+    if not result.tunnelled:
+        return result
+    # A tunnel that could not be timed explains anything.
+    added = math.inf if result.tunnel_ms is None else result.tunnel_ms / 1000
+    late = _lag_granted(result)
+    return replace(
+        late,
+        ttft=_mapped(late.ttft, lambda v: max(0.0, v - added)),
+        e2e=_mapped(late.e2e, lambda v: max(0.0, v - added)),
+        event_gap=_mapped(late.event_gap, lambda v: max(0.0, v - added)),
+    )
 
 
 def _client_trouble(rounds: Sequence[RunResult]) -> str:

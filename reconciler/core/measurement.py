@@ -24,6 +24,9 @@ class ReasonCode(StrEnum):
     SLOWER = "SlowerThanBaseline"
     DEGENERATE = "DegenerateOutput"
     QUALITY_WORSE = "QualityWorse"
+    TEXT_CHANGED = "SpeculationChangesText"
+    FAKED = "FakedAcceptance"
+    TUNNEL = "TunnelInTheWay"
     CLIENT_BOTTLENECK = "ClientBottleneck"
     NO_USAGE = "NoUsage"
     NOT_MEASURED = "NotMeasured"
@@ -257,11 +260,15 @@ class QualityResult:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The measurement stored with the last applied revision, which later gates compare with."""
+    """The measurement stored with the last applied revision, which later gates compare with.
+
+    `speculative` is that revision's speculative decoding as JSON, "" for none.
+    """
 
     revision: str
     results: tuple[RunResult, ...]
     quality: QualityResult | None = None
+    speculative: str = ""
 
     def rounds_of(self, run: str) -> tuple[RunResult, ...]:
         """Give the stored rounds of one run that were measurements."""
@@ -274,6 +281,7 @@ class Baseline:
             "revision": self.revision,
             "results": [result.to_json() for result in self.results],
             "quality": self.quality.to_json() if self.quality else None,
+            "speculative": self.speculative,
         }
 
     @classmethod
@@ -282,9 +290,8 @@ class Baseline:
         _check_version(stored)
         results = tuple(RunResult.from_json(r) for r in stored["results"])
         quality = stored.get("quality")
-        return cls(
-            stored["revision"], results, QualityResult.from_json(quality) if quality else None
-        )
+        answers = QualityResult.from_json(quality) if quality else None
+        return cls(stored["revision"], results, answers, str(stored.get("speculative") or ""))
 
 
 def _digits(value: float) -> float:

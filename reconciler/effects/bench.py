@@ -39,18 +39,19 @@ def endpoint_of(
         )
 
 
-def on_the_host(server: Server, endpoint: Endpoint) -> Endpoint:
-    """Give the same server as its own host sees it."""
+def on_the_host(
+    server: Server, *, bearer: str | None, facts: Mapping[str, str] | None = None
+) -> Endpoint:
+    """Give the way to a server of the specs as its own host sees it."""
     listens = server.listen.address
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listens, listens)  # noqa: S104 - the wildcard is what is replaced
     return Endpoint(
-        host=host,
+        host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listens, listens),  # noqa: S104 - the wildcard is what is replaced
         port=server.listen.port,
-        api=endpoint.api,
-        model=endpoint.model,
-        bearer=endpoint.bearer,
-        engine=endpoint.engine,
-        server=endpoint.server,
+        api=api_of(server),
+        model=served_name(server),
+        bearer=bearer,
+        engine=server.engine.name,
+        server=dict(facts or {}),
     )
 
 

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from reconciler.bench.load_plan import Endpoint, Prompt
+from reconciler.bench.meter import LOCAL, Meter
 from reconciler.bench.rounds import GateOutcome, run_gate
+from reconciler.bench.workloads import load_prompts, mixed
 from reconciler.core.desired import Target
-from reconciler.core.errors import HostUnreachableError, OutcomeUnknownError
-from reconciler.core.gate import VerdictKind
-from reconciler.core.measurement import Baseline
+from reconciler.core.errors import HostError, UsageError
+from reconciler.core.gate import Reason, Verdict, VerdictKind
+from reconciler.core.live import Known
+from reconciler.core.measurement import Baseline, ReasonCode
 from reconciler.core.revision import restored
-from reconciler.effects.bench import endpoint_of
+from reconciler.core.spec import Gate, Server
+from reconciler.effects.bench import bearer_of, endpoint_of, on_the_host
+from reconciler.effects.host import ConnectedHost
+from reconciler.effects.host_meter import HostMeter
+from reconciler.effects.perform import observe
 from reconciler.effects.ports import GateReport, HostPort
 from reconciler.engines.base import Engine
+
+OBSERVE_DEADLINE_S = 30.0
 
 
 def measure(
@@ -25,8 +38,9 @@ def measure(
     *,
     deadline_s: float,
     on_progress: Callable[[str], None],
+    workloads: Path | None = None,
 ) -> GateReport:
-    """Measure the server that runs `target`, and judge it; see `GateRunner`.
+    """Measure the server that runs `target`, and judge it; see `GateRunner`. `workloads` has the operator's prompt files.
 
     What is not a measurement (no connection, a stored baseline that cannot be read) is an error or is left out, never
     a verdict about the revision (S22).
@@ -36,21 +50,105 @@ def measure(
         return GateReport(
             "error", "the recorded spec has no gate that this version can read", {"kind": "gate"}
         )
+    facts = {"gpus": ",".join(target.gpu_uuids), "model": server.model or ""}
     try:
-        facts = {"gpus": ",".join(target.gpu_uuids), "model": server.model or ""}
-        with endpoint_of(server, host, facts=facts) as endpoint:
+        prompts = _prompts(server.gate, workloads)
+        faked = faked_acceptance(server, host)
+        if faked:
+            return _refused(faked)
+        with _reached(server, host, facts) as (endpoint, meter):
             outcome = run_gate(
                 server.gate,
                 endpoint,
                 _stored(baseline),
                 deadline_s=deadline_s,
                 on_progress=lambda progress: on_progress(str(progress)),
+                meter=meter,
+                prompts=prompts,
+                speculative=json.dumps(server.speculative, sort_keys=True)
+                if server.speculative
+                else "",
             )
-    except (HostUnreachableError, OutcomeUnknownError) as error:
+    except UsageError as error:
+        return GateReport("error", f"the gate cannot be run: {error}", {"kind": "gate"})
+    except HostError as error:
         return GateReport(
             "error", f"the server could not be reached for the gate: {error}", {"kind": "gate"}
         )
     return report_of(outcome, target.revision)
+
+
+@contextmanager
+def _reached(
+    server: Server, host: HostPort, facts: Mapping[str, str]
+) -> Iterator[tuple[Endpoint, Meter]]:
+    """Give the way to the server and who measures: this process, or the client on the host where the gate says so."""
+    if (
+        server.gate is not None
+        and server.gate.measured_from == "host"
+        and isinstance(host, ConnectedHost)
+    ):
+        with HostMeter(host.name, host.inner.transport).running() as meter:
+            yield on_the_host(server, bearer=bearer_of(server, host), facts=facts), meter
+        return
+    with endpoint_of(server, host, facts=facts) as endpoint:
+        yield endpoint, LOCAL
+
+
+def _prompts(gate: Gate, workloads: Path | None) -> tuple[Prompt, ...]:
+    """Give the operator's prompts that a gate names; none where it takes those that are shipped.
+
+    A spec names a file of the operator's folder and no path: a repository must not choose what is read here.
+    """
+    if gate.prompts is None:
+        return ()
+    if workloads is None:
+        raise UsageError(
+            f"gate.prompts: {gate.prompts} needs the setting `workloads`, the folder of prompt files"
+        )
+    prompts = load_prompts(workloads / f"{gate.prompts}.jsonl")
+    return mixed(prompts, gate.mix) if gate.mix else prompts
+
+
+# What makes an engine report an acceptance that it does not have; the specs refuse both as well.
+_FAKES = re.compile(
+    r"(?:SGLANG_)?SIMULATE_ACC_\w*=.*|.*rejection_sample_method\W+synthetic.*|.*synthetic_acceptance.*",
+    re.DOTALL,
+)
+
+
+def faked_acceptance(server: Server, host: HostPort) -> str:
+    """Name what in the live environment or command line fakes the acceptance of drafts, or give "".
+
+    Units inherit variables of their manager, which no spec shows. What cannot be read is not known to be free of it:
+    that matters, and is said, only where the spec speculates.
+    """
+    if server.speculative is None:
+        return ""
+    asked = {"server": server.name, "unit": server.unit, "port": server.listen.port}
+    args = {
+        "servers": [{**asked, "invocation_lines": 0}],
+        "kernel_cursor": None,
+        "paths": [],
+        "users": [],
+        "gpus": False,
+    }
+    live = observe(host, args, deadline_s=OBSERVE_DEADLINE_S).servers.get(server.name)
+    words: tuple[str, ...] = ()
+    for part in (live.environment, live.argv) if live is not None else ():
+        words += part.value if isinstance(part, Known) else ()
+    return next((word[:120] for word in words if _FAKES.fullmatch(word)), "")
+
+
+def _refused(faked: str) -> GateReport:
+    message = (
+        f"the gate refuses to measure: the server runs with {faked!r}, which fakes the acceptance of speculative decoding. "
+        "Take it away and apply again"
+    )
+    reason = Reason(ReasonCode.FAKED, message)
+    verdict = Verdict(VerdictKind.FAIL, (reason,))
+    evidence = {"version": 1, "kind": "gate", "message": message, "judgement": verdict.to_json()}
+    return GateReport("fail", message, evidence)
 
 
 def _stored(baseline: Mapping[str, Any] | None) -> Baseline | None:

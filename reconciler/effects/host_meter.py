@@ -31,6 +31,7 @@ CAP_BYTES = 32 << 20
 START_S = 60.0
 # A round without a deadline of its own: no gate and no benchmark is longer than a day.
 LONGEST_S = 86_400.0
+FLUSH_S = START_S + 15.0
 _PROGRESS = re.compile(rb"@@reconciler-progress ([0-9a-f]{32}) ([0-9]{1,7}) ([0-9]{1,7})\n")
 
 
@@ -64,6 +65,15 @@ class HostMeter:
         """Run one round there and give the texts."""
         return self._asked(plan, endpoint, on_progress, texts=True)
 
+    def flush(self, endpoint: Endpoint) -> bool:
+        """Empty the server's prefix cache from there; False where nothing says that it was."""
+        try:
+            request = {"endpoint": _endpoint_json(endpoint)}
+            return self._exchange(request, FLUSH_S, None, None).get("flushed") is True
+        except HostError:
+            self._close()
+            return False
+
     def _asked(
         self,
         plan: LoadPlan,
@@ -73,7 +83,14 @@ class HostMeter:
         texts: bool,
     ) -> tuple[RunResult, Mapping[int, str]]:
         try:
-            told = self._exchange(plan, endpoint, on_progress, texts=texts)
+            self._open()
+            request = {
+                "texts": texts,
+                "plan": self._plan_json(plan),
+                "endpoint": _endpoint_json(endpoint),
+            }
+            limit_s = START_S + (plan.deadline_s or LONGEST_S)
+            told = self._exchange(request, limit_s, plan, on_progress)
             if "error" in told:
                 return self._broken(plan, f"the client there said: {told['error']}"), {}
             result = RunResult.from_json(told["result"])
@@ -86,35 +103,32 @@ class HostMeter:
             self._close()
             return self._broken(plan, f"its answer cannot be read ({error})"), {}
 
-    def _exchange(
-        self,
-        plan: LoadPlan,
-        endpoint: Endpoint,
-        on_progress: Callable[[Progress], None] | None,
-        *,
-        texts: bool,
-    ) -> dict[str, Any]:
+    def _open(self) -> Session:
         if self._session is None:
             self._session = self.transport.open(COMMAND)
             self._sent.clear()
             self._session.send(carried.program())
+        return self._session
+
+    def _exchange(
+        self,
+        request: Mapping[str, Any],
+        limit_s: float,
+        plan: LoadPlan | None,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> dict[str, Any]:
+        session = self._open()
         nonce = secrets.token_hex(16)
-        request = {
-            "nonce": nonce,
-            "texts": texts,
-            "plan": self._plan_json(plan),
-            "endpoint": _endpoint_json(endpoint),
-        }
-        self._session.send(json.dumps(request).encode() + b"\n")
-        due = self.clock() + START_S + (plan.deadline_s or LONGEST_S)
+        session.send(json.dumps({**request, "nonce": nonce}).encode() + b"\n")
+        due = self.clock() + limit_s
         heard = b""
         while True:
             left = due - self.clock()
             if left <= 0:
                 raise OutcomeUnknownError(self.host, "the client there did not answer in time")
-            packet = self._session.receive(left)
+            packet = session.receive(left)
             if not packet:
-                said = self._session.stderr_tail().decode("utf-8", "replace").strip()[-300:]
+                said = session.stderr_tail().decode("utf-8", "replace").strip()[-300:]
                 raise OutcomeUnknownError(
                     self.host, f"the client there ended: {said or 'without a word'}"
                 )
@@ -124,7 +138,7 @@ class HostMeter:
                 return told
             if len(heard) > CAP_BYTES:
                 raise OutcomeUnknownError(self.host, "the client there says too much")
-            if on_progress is not None:
+            if on_progress is not None and plan is not None:
                 _report(heard, nonce, plan, on_progress)
 
     def _plan_json(self, plan: LoadPlan) -> dict[str, Any]:

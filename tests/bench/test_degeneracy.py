@@ -12,6 +12,9 @@ HEALTHY = {
     "a rule": "Heading\n" + "=" * 20 + "\nSome text under the heading, long enough to matter here.",
     "a short refrain": "row, row, row your boat, gently down the stream",
     "a number": "42",
+    "a chant": "we will, we will rock you, we will, we will rock you, said the crowd",
+    "a short list": "no no no no no no no",
+    "rows of a table": "| 1 | a | 2 | b | 3 | c | 4 | d | 5 | e | 6 | f |",
     "other scripts": "今日は良い天気です。明日も晴れるでしょう。",
     "one cut character": "It costs five \ufffd",
 }
@@ -38,7 +41,12 @@ def test_our_own_prompts_have_no_fault() -> None:
         ("\ufffd\ufffd a \ufffd", TextFault.UNDECODABLE),
         ("\x00\x01\x02 abc", TextFault.UNDECODABLE),
         ("the cat sat on " * 20, TextFault.LOOPING),
-        ("word " * 60, TextFault.LOOPING),
+        ("word " * 60, TextFault.ONE_WORD),
+        ("the " * 8, TextFault.ONE_WORD),
+        ("the cat " * 16, TextFault.ONE_WORD),
+        ("Well: " + "the " * 30, TextFault.ONE_WORD),
+        ("over and over again, " * 4, TextFault.LOOPING),
+        ("the cat sat on a mat " * 5, TextFault.LOOPING),
         ("This begins well enough, and then: " + "over and over again, " * 30, TextFault.LOOPING),
     ],
 )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from model_server import Asked, Drop, Hang, Reply, chat_chunk, chat_parts, event, ordinary, serving
 
-from reconciler.bench import load
-from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress
+from reconciler.bench import load, quality
+from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress, Prompt
 from reconciler.bench.rounds import GateOutcome, round_requests, run_gate
 from reconciler.core.gate import VerdictKind
 from reconciler.core.measurement import Baseline, Distribution, ReasonCode, RunResult
@@ -165,8 +167,8 @@ def test_a_hanging_server_ends_with_the_deadline() -> None:
 
 def test_greedy_is_labelled() -> None:
     """The greedy workload asks for fixed lengths and carries its warning into the verdict."""
-    outcome, asked = _run(_gate(SINGLE, workload="greedy", quality="off"))
-    assert asked[-1].body["ignore_eos"] is True
+    outcome, asked = _run(_gate(SINGLE | {"workload": "greedy"}, BATCH, quality="off"))
+    assert {a.body.get("ignore_eos", False) for a in asked} == {True, False}
     assert "flatter" in outcome.verdict.notes[-1]
 
 
@@ -218,3 +220,73 @@ def test_right_answers_are_counted() -> None:
     assert outcome.quality is not None
     assert (outcome.quality.passed, outcome.quality.asked) == (4, 16)
     assert outcome.quality.garbage == 0
+
+
+def test_an_implausible_speed_up_is_looked_at_again() -> None:
+    """Far faster than the baseline: other questions are asked, and garbage there fails what had passed."""
+
+    def learnt_by_heart(asked: Asked) -> Reply:
+        text = asked.body["messages"][0]["content"]
+        if "Rome" in text or "Italy" in text or "23 + 48" in text or "quillander" in text:
+            return Reply(chat_parts(["!" * 8] * 8))
+        if any(q.prompt in text for q in quality.AGAIN):
+            return Reply(chat_parts(["!" * 8] * 8))
+        return ordinary(asked)
+
+    slow = [
+        replace(r, decode_tps=Distribution.of([1.0]), output_tps=1.0, ttft=Distribution.of([9.0]))
+        for r in _run(_gate(BATCH))[0].results
+    ]
+    gate = _gate(BATCH, baseline={"max_loss": "90%"})
+    outcome, _ = _run(gate, learnt_by_heart, Baseline("r1", tuple(slow)))
+    assert outcome.again is not None
+    assert outcome.verdict.kind is VerdictKind.FAIL
+    assert outcome.verdict.reasons[0].code is ReasonCode.DEGENERATE
+    honest, _ = _run(gate, ordinary, Baseline("r1", tuple(slow)))
+    assert honest.again is not None, honest.verdict
+    assert honest.verdict.kind is VerdictKind.PASS
+    ordinary_speed, _ = _run(_gate(BATCH))
+    assert ordinary_speed.again is None
+
+
+def test_the_prefix_cache_is_emptied_after_warming_up() -> None:
+    """Where the engine can: once a run, before its first round; elsewhere nothing is asked."""
+
+    def answer(asked: Asked) -> Reply:
+        if asked.path == "/flush_cache":
+            return Reply([b"ok"], framing="length")
+        return ordinary(asked)
+
+    with serving(answer) as server:
+        for engine in ("sglang", "custom"):
+            endpoint = Endpoint("127.0.0.1", server.port, "chat", "m", engine=engine)
+            run_gate(_gate(SINGLE, quality="off"), endpoint, None, deadline_s=60)
+    flushes = [a.method for a in server.asked if a.path == "/flush_cache"]
+    assert flushes == ["POST"]
+
+
+def test_greedy_answers_are_asked_one_at_a_time_where_drafts_change() -> None:
+    """Kernels that depend on the batch change greedy text, so a comparison is made at one stream."""
+    busy: list[int] = []
+    lock = threading.Lock()
+    flying = itertools.count()
+
+    def answer(asked: Asked) -> Reply:
+        with lock:
+            busy.append(asked.connection)
+            next(flying)
+        return ordinary(asked)
+
+    _run(_gate(SINGLE), answer, speculative='{"num_steps": 3}')
+    assert len(set(busy[: len(quality.QUESTIONS)])) == 1
+
+
+def test_an_own_prompt_set_and_a_mix_are_sent() -> None:
+    """The prompts of the operator's file, or our classes in the gate's mix, and nothing else."""
+    own = (Prompt("own", "Zebra facts please"),)
+    _, asked = _run(_gate(SINGLE, quality="off"), prompts=own)
+    texts = [a.body["messages"][0]["content"] for a in asked]
+    assert any("Zebra" in text for text in texts)
+    assert not any("lighthouse" in text for text in texts)
+    outcome, _ = _run(_gate(SINGLE, quality="off", mix={"story": 1}))
+    assert {kind for r in outcome.results for kind in r.by_class} == {"story"}

@@ -285,6 +285,96 @@ def test_wrong_answers_fail_only_against_a_baseline() -> None:
         assert verdict.kind is kind, (before, now)
 
 
+def test_refrains_fail_when_nearly_all_texts_are_one_or_many_more_than_before() -> None:
+    """A sampled model that repeats a phrase in every text is broken; a small one that always did is judged by its past."""
+    looping = _rounds([200] * 3, looping=95)
+    mute = judge(_gate(), looping)
+    assert (mute.kind, _codes(mute)) == (VerdictKind.FAIL, [ReasonCode.DEGENERATE])
+    assert judge(_gate(), _rounds([200] * 3, looping=60)).kind is VerdictKind.PASS
+    assert judge(_gate(), _rounds([200] * 3, looping=60), _base()).kind is VerdictKind.FAIL
+    assert judge(_gate(), looping, _base(looping=80)).kind is VerdictKind.PASS
+    greedy = _rounds([200] * 3, looping=100, workload="greedy")
+    assert judge(_gate(), greedy).kind is VerdictKind.PASS
+
+
+# --- speculation -----------------------------------------------------------------------------------
+
+
+def _said(*texts: str) -> QualityResult:
+    return QualityResult(tuple(Answer(f"q{n}", True, "", t) for n, t in enumerate(texts)), 0)
+
+
+def test_speculation_must_not_change_what_the_model_says() -> None:
+    """Other greedy answers after a change of drafts ask; the same, ties late in the text, or no change do not."""
+    old = _said(*(f"a b c d e f g h {n} tail" for n in range(16)))
+    late = _said(*(f"a b c d e f g h {n} other" for n in range(16)))
+    other = _said(*(f"x{n} b c d e f g h" for n in range(16)))
+    rounds = _rounds([200] * 3)
+
+    def verdict(new: QualityResult, was: str, now: str) -> Verdict:
+        base = Baseline("r1", (), old, was)
+        return judge(_gate(), rounds, base, new, speculative=now)
+
+    assert verdict(late, "", '{"num_steps": 3}').kind is VerdictKind.PASS
+    changed = verdict(other, "", '{"num_steps": 3}')
+    assert (changed.kind, _codes(changed)) == (
+        VerdictKind.INCONCLUSIVE,
+        [ReasonCode.TEXT_CHANGED],
+    )
+    assert not changed.more_rounds_wanted
+    assert verdict(other, "x", "x").kind is VerdictKind.PASS
+
+
+def test_acceptance_of_greedy_runs_is_told_apart() -> None:
+    """Where greedy text is guessed far better than sampled text, that is said."""
+    both = [
+        *_rounds([200] * 3, accept_length=1.4),
+        *[
+            replace(r, run="fixed", workload="greedy", accept_length=5.9)
+            for r in _rounds([200] * 3)
+        ],
+    ]
+    verdict = judge(_gate(), both)
+    assert "only the latter is what users get" in verdict.notes[0]
+
+
+def test_sampled_text_that_is_always_guessed_is_implausible() -> None:
+    """Acceptance at its ceiling asks for a second look; in greedy runs it is ordinary."""
+    assert judge(_gate(), _rounds([200] * 3, accept_rate=0.99)).implausible
+    assert not judge(_gate(), _rounds([200] * 3, accept_rate=0.6)).implausible
+    assert not judge(_gate(), _rounds([200] * 3, accept_rate=1.0, workload="greedy")).implausible
+
+
+def test_a_second_look_that_finds_wrong_answers_fails() -> None:
+    """Implausibly fast and clearly worse at other questions is a fail; as good as before is a pass."""
+    fast = _rounds([400, 401, 399])
+    base = Baseline("r1", tuple(_rounds([200, 201, 199])), _quality(14))
+    gate = _gate(max_loss="5%")
+    assert judge(gate, fast, base, _quality(14)).implausible
+    assert judge(gate, fast, base, _quality(14), again=_quality(10, of=12)).kind is VerdictKind.PASS
+    worse = judge(gate, fast, base, _quality(14), again=_quality(3, of=12))
+    assert (worse.kind, _codes(worse)) == (VerdictKind.FAIL, [ReasonCode.QUALITY_WORSE])
+
+
+# --- tunnel ----------------------------------------------------------------------------------------
+
+
+def test_a_latency_missed_through_a_tunnel_belongs_on_the_host() -> None:
+    """What the tunnel may explain is left open and names the remedy; what it cannot explain fails; a pass stands."""
+    tunnel = {"tunnelled": True, "tunnel_ms": 40.0}
+    near = judge(_gate(max_ttft="80ms"), _rounds([200] * 3, **tunnel))
+    assert (near.kind, _codes(near)) == (VerdictKind.INCONCLUSIVE, [ReasonCode.TUNNEL])
+    assert "gate.from: host" in near.reasons[0].message
+    assert judge(_gate(max_ttft="50ms"), _rounds([200] * 3, **tunnel)).kind is VerdictKind.FAIL
+    assert judge(_gate(max_ttft="110ms"), _rounds([200] * 3, **tunnel)).kind is VerdictKind.PASS
+    untimed = {"tunnelled": True, "tunnel_ms": None}
+    assert (
+        judge(_gate(max_ttft_p95="50ms"), _rounds([200] * 3, **untimed)).kind
+        is VerdictKind.INCONCLUSIVE
+    )
+    assert judge(_gate(min_decode_tps=300), _rounds([200] * 3, **tunnel)).kind is VerdictKind.FAIL
+
+
 # --- baseline --------------------------------------------------------------------------------------
 
 
