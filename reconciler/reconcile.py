@@ -50,7 +50,7 @@ from reconciler.core.spec import Host, Server
 from reconciler.core.survey import HostSurvey, Survey
 from reconciler.effects.carry import Turn, carry
 from reconciler.effects.inspect import engine_checks
-from reconciler.effects.perform import JOURNAL_LINES, Performer, observe
+from reconciler.effects.perform import JOURNAL_LINES, Performer, fetch_args, observe
 from reconciler.effects.ports import (
     Clock,
     FlagMemory,
@@ -169,7 +169,7 @@ def look_at(
 
     What the host keeps of the applied revision is fetched only for servers that will change.
     """
-    live = observe(port, observe_args(servers), deadline_s=OBSERVE_DEADLINE_S)
+    live = observe(port, observe_args(servers, engines), deadline_s=OBSERVE_DEADLINE_S)
     plans: list[ServerPlan] = []
     baselines: dict[str, Mapping[str, Any]] = {}
     for server in servers:
@@ -251,8 +251,10 @@ def pinned_survey(
     return Survey((HostSurvey(host, (plan,), live, baselines=baselines),))
 
 
-def observe_args(servers: Iterable[Server]) -> dict[str, Any]:
-    """Phrase the observation of a pass."""
+def observe_args(
+    servers: Iterable[Server], engines: Mapping[str, Engine] | None = None
+) -> dict[str, Any]:
+    """Phrase the observation of a pass; with `engines`, running ones are asked in the same round trip what they run with."""
     return {
         "servers": [
             {
@@ -260,6 +262,7 @@ def observe_args(servers: Iterable[Server]) -> dict[str, Any]:
                 "unit": s.unit,
                 "port": s.listen.port,
                 "invocation_lines": JOURNAL_LINES,
+                "ask": asks_of(s, engines[s.engine.name]) if engines is not None else [],
             }
             for s in servers
         ],
@@ -268,6 +271,11 @@ def observe_args(servers: Iterable[Server]) -> dict[str, Any]:
         "users": [],
         "gpus": True,
     }
+
+
+def asks_of(server: Server, engine: Engine) -> list[dict[str, Any]]:
+    """Phrase what a running engine is asked about itself."""
+    return [fetch_args(server, request) for request in engine.about_requests(server)]
 
 
 def fetch_revision(

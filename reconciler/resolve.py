@@ -13,12 +13,22 @@ from reconciler.core.applied import Applied
 from reconciler.core.conditions import Reason
 from reconciler.core.demands import load as load_demands
 from reconciler.core.desired import Budgets, SecretsFile, Target
+from reconciler.core.diff import Divergence, RunningWith
 from reconciler.core.live import Gpu, Known, LiveHost, LiveServer
 from reconciler.core.plan import Wish
-from reconciler.core.revision import Change, canonical, changes, policy_digest, revision, whole
+from reconciler.core.revision import (
+    Change,
+    canonical,
+    changes,
+    policy_digest,
+    restored,
+    revision,
+    whole,
+)
 from reconciler.core.spec import Server
 from reconciler.core.steps import group_number
 from reconciler.engines.base import Engine, Launch, secrets_env_path
+from reconciler.engines.told import differences, equal, flattened, shown, written
 from reconciler.systemd import ServerUnit, UnitTextError, server_unit, unit_environment
 
 
@@ -58,12 +68,75 @@ def wish_of(server: Server, engine: Engine, live: LiveHost) -> Wish:
         suspend=server.suspend,
         policy_digest=policy_digest(server),
         waivers=tuple(sorted(server.preflight.waive.items())),
+        running_with=running_with(applied, server, engine, found),
         changes=_changes(applied, server),
         warnings=tuple(
             f"{path}: {text}" if path else text for path, text in engine.warnings(server)
         ),
         problem=problem,
     )
+
+
+def running_with(
+    applied: Applied | None, server: Server, engine: Engine, found: LiveServer | None
+) -> RunningWith:
+    """Say what a running server does otherwise than the revision that is applied here asks: by its argv, and by its own words."""
+    if found is None or applied is None or found.phase != "running":
+        return RunningWith()
+    if applied.revision != revision(server):
+        recorded = (
+            restored(json.loads(applied.spec), {engine.name: engine}) if applied.spec else None
+        )
+        if recorded is None or recorded.engine.name != engine.name:
+            return RunningWith(unknown="this version cannot read the spec that is applied")
+        server = recorded
+    version = server.engine.version
+    loaded = found.argv.value if isinstance(found.argv, Known) else ()
+    other, started_alike = _by_argv(engine, loaded, found.main_argv, version)
+    told = engine.about(server, found.told) if found.told else "it was not asked"
+    if isinstance(told, str):
+        asks = bool(engine.about_requests(server))
+        return RunningWith(other=tuple(other), unknown=told if asks else "")
+    asked = written(server)
+    refused: list[Divergence] = []
+    fields = {d.field for d in other}
+    for word in told:
+        for path, wanted, granted in differences(asked, word):
+            if path in fields:
+                continue
+            fields.add(path)
+            row = Divergence(path, shown(wanted), shown(granted), word.source)
+            ours = path in word.asked and equal(wanted, word.asked[path])
+            (refused if ours or started_alike else other).append(row)
+    return RunningWith(tuple(other), tuple(refused), source=told[0].source if told else "")
+
+
+def _by_argv(
+    engine: Engine, loaded: Sequence[str], running: Sequence[str], version: str | None
+) -> tuple[list[Divergence], bool]:
+    """Compare the main process's command line with its unit's, and say whether they are the same."""
+    if not loaded or not running:
+        return [], False
+    if tuple(running[-len(loaded) :]) == tuple(loaded):
+        return [], True  # Perhaps behind the interpreter of a script.
+    before = flattened(engine.read_argv(loaded, {}, version=version))
+    after = flattened(engine.read_argv(running, {}, version=version))
+    if not after or not before or set(after).isdisjoint(before):
+        return (
+            [],
+            False,
+        )  # It renamed itself, or is another program altogether: nothing is known of its flags.
+    rows = [
+        Divergence(
+            path,
+            shown(before.get(path, "(not given)")),
+            shown(after.get(path, "(not given)")),
+            "its command line",
+        )
+        for path in sorted({*before, *after})
+        if path not in before or path not in after or not equal(before[path], after[path])
+    ]
+    return rows, not rows
 
 
 def budgets_of(server: Server) -> Budgets:
@@ -225,4 +298,12 @@ def recorded_target(content: Mapping[str, Any], unit_text: str) -> Target | None
         return None
 
 
-__all__ = ["UnresolvedError", "bind_gpus", "budgets_of", "card_named", "recorded_target", "target_of", "wish_of"]
+__all__ = [
+    "UnresolvedError",
+    "bind_gpus",
+    "budgets_of",
+    "card_named",
+    "recorded_target",
+    "target_of",
+    "wish_of",
+]

@@ -27,11 +27,55 @@ class SyncStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Divergence:
+    """One field of which the running engine has another value than the spec asks for, and who says so."""
+
+    field: str
+    asked: str
+    granted: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drift:
     """One way in which the host differs from what was applied there. `what` is a stable word."""
 
     what: str
     sentence: str
+    fields: tuple[Divergence, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWith:
+    """What is known of the flags that a server really runs with.
+
+    `other`: it was started with other ones. `refused`: it was asked with ours and does otherwise. `unknown` says what could
+    not be found out; what is unknown is neither in sync nor drift.
+    """
+
+    other: tuple[Divergence, ...] = ()
+    refused: tuple[Divergence, ...] = ()
+    unknown: str = ""
+    source: str = ""
+
+    def drift(self) -> tuple[Drift, ...]:
+        """Give both as drift, field by field."""
+        found = []
+        if self.other:
+            text = "; ".join(f"{d.field}: {d.granted}, not {d.asked}" for d in self.other)
+            sentence = (
+                f"it runs with other flags than were applied ({self.other[0].source}): {text}"
+            )
+            found.append(Drift("other-flags", sentence, self.other))
+        if self.refused:
+            text = "; ".join(f"{d.field}: {d.granted}, not {d.asked}" for d in self.refused)
+            sentence = f"asked for and not granted by the engine ({self.refused[0].source}): {text}"
+            found.append(Drift("not-granted", sentence, self.refused))
+        return tuple(found)
+
+
+NOTHING_RUNS = RunningWith()
+"""Of a server that does not run, or that was not made by us."""
 
 
 def drift_of(live: LiveServer, applied: Applied | None) -> tuple[Drift, ...]:

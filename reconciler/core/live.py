@@ -6,6 +6,7 @@ section that does not have the shape it should have is `Unknown`, never guessed.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -145,6 +146,8 @@ class LiveServer:
     listeners: Reading[tuple[Listener, ...]]
     journal: Reading[tuple[str, ...]]
     records: Reading[Records]
+    told: tuple[tuple[int | None, bytes], ...]
+    main_argv: tuple[str, ...]
     history: tuple[Mapping[str, Any], ...]
     context: Mapping[str, Any] = field(compare=False, hash=False)
 
@@ -187,6 +190,8 @@ class LiveHost:
     paths: Mapping[str, Mapping[str, Any]]
     users: Mapping[str, Mapping[str, Any]]
     gpu_containers: tuple[str, ...]
+    bound: Mapping[str, Mapping[str, Any]]
+    quarantine: Reading[Mapping[str, Mapping[str, Any]]]
     raw: Mapping[str, Any] = field(compare=False, hash=False, repr=False)
 
     def server(self, name: str) -> LiveServer:
@@ -226,6 +231,9 @@ def parse_live(data: Mapping[str, Any]) -> LiveHost:
         paths=_sections(data.get("paths")),
         users=_sections(data.get("users")),
         gpu_containers=_strings(_known_or(data.get("containers_with_gpus"), [])),
+        bound=_sections(_known_or(data.get("bound"), {})),
+        # A helper from before there was a quarantine says nothing of one, and keeps none.
+        quarantine=_reading(data["quarantine"], _map) if "quarantine" in data else Known({}),
         raw=data,
     )
 
@@ -441,6 +449,24 @@ def _listeners(value: Any) -> tuple[Listener, ...]:
     )
 
 
+def _answer(section: Any) -> tuple[int | None, bytes]:
+    """Give status and body of an answer of the server's own; (None, b"") where there was none."""
+    known = _known_or(section, {})
+    try:
+        return int(known["status"]), base64.b64decode(str(known["body"]))
+    except (KeyError, TypeError, ValueError):
+        return None, b""
+
+
+def _main_argv(section: Mapping[str, Any]) -> tuple[str, ...]:
+    """Give the command line of the unit's main process, () where it is not known."""
+    main = _known_or(section.get("unit"), {}).get("MainPID")
+    for process in _known_or(section.get("processes"), []):
+        if process.get("pid") == main and isinstance(process.get("argv"), list):
+            return tuple(str(word) for word in process["argv"])
+    return ()
+
+
 def _server(name: str, section: Any) -> LiveServer:
     section = _map_or_empty(section)
     unit = _reading(section.get("unit"), _unit)
@@ -458,6 +484,8 @@ def _server(name: str, section: Any) -> LiveServer:
         listeners=_reading(section.get("listeners"), _listeners),
         journal=_reading(section.get("journal"), lambda v: tuple(str(e["message"]) for e in v)),
         records=_reading(section.get("records"), _records),
+        told=tuple(_answer(a) for a in section.get("told") or ()),
+        main_argv=_main_argv(section),
         history=tuple(_known_or(section.get("history"), [])),
         context={
             "snapshot": raw_records.get("snapshot"),

@@ -19,7 +19,7 @@ from reconciler.core.attempt import Attempt, Leg, Member, Phase
 from reconciler.core.checks import Check, Verdict, refused
 from reconciler.core.conditions import Outcome, Reason
 from reconciler.core.desired import ORIGINAL, Budgets, Target, text_sha256
-from reconciler.core.diff import Drift, drift_of
+from reconciler.core.diff import NOTHING_RUNS, Drift, RunningWith, drift_of
 from reconciler.core.live import Known, LiveServer, Unknown
 from reconciler.core.preflight import ownership_refusal, unit_refusal
 from reconciler.core.revision import Change, EffectClass
@@ -31,6 +31,7 @@ class Action(StrEnum):
     NOTHING = "nothing"
     DEPLOY = "deploy"
     ADOPT = "adopt"
+    TAKE_OVER = "take-over"
     CHANGE = "change"
     RELOAD = "reload"
     START = "start"
@@ -48,6 +49,7 @@ SYMBOL = {
     Action.NOTHING: " ",
     Action.DEPLOY: "+",
     Action.ADOPT: "±",
+    Action.TAKE_OVER: "~",
     Action.CHANGE: "±",
     Action.RELOAD: "~",
     Action.START: "+",
@@ -75,9 +77,12 @@ class Wish:
     suspend: bool
     policy_digest: str
     waivers: tuple[tuple[str, str], ...] = ()
+    running_with: RunningWith = NOTHING_RUNS
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
     problem: tuple[Reason, str] | None = None
+    stranger_differs: tuple[str, ...] | None = None
+    """How a running server that was not made by this tool differs from what is wanted; None where none runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,8 @@ class Permissions:
     retry: bool = False
     no_pidfd: bool = False
     supersede: bool = False
+    through_hold: str = ""
+    """The owner of a hold that this run itself has put on: a sweep keeps everybody else off its server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +196,9 @@ def plan_server(
     base = replace(
         base,
         drift=tuple(
-            d for d in drift_of(live, applied) if wish.drift != "off" or d.what in LIFECYCLE
+            d
+            for d in (*drift_of(live, applied), *wish.running_with.drift())
+            if wish.drift != "off" or d.what in LIFECYCLE
         ),
         unit_before=live.permanent.value or "",
         **_history(live),
@@ -206,7 +215,8 @@ def plan_server(
         return replace(
             base, action=Action.BLOCKED, outcome=outcome, reason=reason, sentence=sentence
         )
-    if wish.suspend or records.hold is not None:
+    held = records.hold is not None and records.hold.owner != (allow.through_hold or None)
+    if wish.suspend or held:
         return replace(base, action=Action.BLOCKED, outcome=Outcome.WAITING, **_waiting(wish, live))
     if records.intent is not None:
         resumed = _resumed(base, records.intent.state)
@@ -321,6 +331,15 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
             reason=refusal.reason,
             sentence=refusal.sentence,
         )
+    if not base.applied and not allow.adopt and _stranger_runs(base.wish, live):
+        sentence = f"{live.unit_name} runs and was not made by this tool: `--adopt` takes it over (`reconcile adopt` writes its spec)"
+        return replace(
+            base,
+            action=Action.BLOCKED,
+            outcome=Outcome.REFUSED,
+            reason=Reason.NOT_OURS,
+            sentence=sentence,
+        )
     rejected = next(
         (r for r in records.rejected if r.revision == target.revision and r.definite), None
     )
@@ -342,6 +361,16 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
     base = replace(base, saved_sha=saved)
     if base.applied == target.revision:
         return _same_revision(base)
+    if not base.applied and base.wish.stranger_differs == ():
+        return replace(
+            base,
+            action=Action.TAKE_OVER,
+            sentence="what runs already is what is wanted; it is taken over without a restart",
+            steps=_steps(base, Action.TAKE_OVER),
+        )
+    if not base.applied and saved and base.wish.stranger_differs:
+        notes = tuple(f"taking over takes a restart: {d}" for d in base.wish.stranger_differs)
+        base = replace(base, notes=(*base.notes, *notes))
     if not base.applied:
         action = Action.ADOPT if saved else Action.DEPLOY
         sentence = (
@@ -373,6 +402,19 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
     )
 
 
+def _stranger_runs(wish: Wish, live: LiveServer) -> bool:
+    """Say whether a unit runs whose text we did not write, wherever its file lies."""
+    records, text = live.known_records, live.effective_text
+    if isinstance(live.files, Known) and text is None:
+        text = live.files.value.text
+    return (
+        wish.stranger_differs is not None
+        and records is not None
+        and text is not None
+        and text_sha256(text) not in records.produced
+    )
+
+
 def _same_revision(base: ServerPlan) -> ServerPlan:
     """The spec is what was applied: is the host still there?
 
@@ -389,11 +431,12 @@ def _same_revision(base: ServerPlan) -> ServerPlan:
             sentence="applied, but not running as it should",
             steps=_steps(base, Action.START),
         )
-    if "unit-edited" in kinds and base.wish.drift == "heal":
+    if kinds & {"unit-edited", "other-flags"} and base.wish.drift == "heal":
+        how = "edited on the host" if "unit-edited" in kinds else "started with other flags"
         return replace(
             base,
             action=Action.CHANGE,
-            sentence="edited on the host; the applied revision comes back (drift: heal)",
+            sentence=f"{how}; the applied revision comes back (drift: heal)",
             steps=_steps(base, Action.CHANGE),
         )
     if "unverified" in kinds:
@@ -403,7 +446,7 @@ def _same_revision(base: ServerPlan) -> ServerPlan:
             sentence="restarted since it was applied; proven again without touching it",
             steps=_steps(base, Action.VERIFY),
         )
-    if kinds & {"drop-in", "port"} and base.wish.drift != "off":
+    if kinds & {"drop-in", "port", "other-flags"} and base.wish.drift != "off":
         sentences = "; ".join(d.sentence for d in base.drift)
         if base.wish.drift == "heal":
             sentences += ". This cannot be healed from here, since it is not the unit's own file: take it away on the host"
@@ -529,6 +572,14 @@ def _steps(base: ServerPlan, action: Action) -> tuple[str, ...]:
                 "one real generation as its proof",
                 "record it as applied",
             )
+        case Action.TAKE_OVER:
+            return (
+                "acquire the lease",
+                "one real generation as its proof",
+                *([gate] if wish.gated else []),
+                f"save {wish.unit}, replace it and daemon-reload; the process is not touched",
+                "record this run as applied",
+            )
         case Action.VERIFY:
             return (
                 "acquire the lease",
@@ -579,6 +630,8 @@ def _attempt(group: Sequence[ServerPlan], attempt_id: str) -> Attempt:
     leg, phase = Leg.FORWARD, Phase.PREFLIGHT
     if group[0].action in {Action.VERIFY, Action.RELOAD}:
         leg, phase = Leg.VERIFY, Phase.ACQUIRE
+    elif group[0].action is Action.TAKE_OVER:
+        leg, phase = Leg.TAKE_OVER, Phase.ACQUIRE
     return Attempt(
         id=attempt_id,
         host=group[0].wish.host,
@@ -601,7 +654,7 @@ def _member(plan: ServerPlan) -> Member:
         gated=wish.gated,
         port=wish.port,
         saved_sha=plan.saved_sha,
-        adopt=plan.action is Action.ADOPT,
+        adopt=plan.action in {Action.ADOPT, Action.TAKE_OVER},
         planned_on=plan.applied,
         supersedes=plan.supersedes,
         allow_no_pidfd=plan.no_pidfd,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from reconciler.core.attempt import Attempt, Leg, Member, Phase, dump
+from reconciler.core.attempt import BARE, Attempt, Member, Phase, dump
 from reconciler.core.desired import Target
 from reconciler.core.effect import (
     Acted,
@@ -239,21 +239,9 @@ class Performer:
 
     def _fetch(self, server: Server, request: HttpRequest) -> tuple[int | None, bytes]:
         """Ask the server over its own host's loopback; (None, b"") when no HTTP answer came."""
-        key = server.listen.api_key
-        args = {
-            "method": request.method,
-            "address": "127.0.0.1"
-            if server.listen.address in {"0.0.0.0", "::"}  # noqa: S104  (compared, not bound)
-            else server.listen.address,
-            "port": server.listen.port,
-            "path": request.path,
-            "headers": dict(request.headers),
-            "body": encode_body(request.body),
-            "timeout_s": min(request.timeout_s, 15.0),
-            "max_bytes": PROBE_BODY_BYTES,
-            "bearer_file": key.file if key is not None and request.authorized else None,
-        }
-        answer = self.ports.host.call(Request("fetch", args), deadline_s=20.0)
+        answer = self.ports.host.call(
+            Request("fetch", fetch_args(server, request)), deadline_s=20.0
+        )
         self._heard(answer, self.ports.clock.now())
         known = answer.data.get("known") if answer.outcome == "done" else None
         if not isinstance(known, Mapping):
@@ -289,6 +277,24 @@ class Performer:
             self.specs[target.revision] = restored(json.loads(target.spec), self.ports.engines)
         server = self.specs[target.revision]
         return None if server is None else (server, self.ports.engines[server.engine.name])
+
+
+def fetch_args(server: Server, request: HttpRequest) -> dict[str, Any]:
+    """Phrase a request to a server over its own host's loopback; the key is read there."""
+    key = server.listen.api_key
+    return {
+        "method": request.method,
+        "address": "127.0.0.1"
+        if server.listen.address in {"0.0.0.0", "::"}  # noqa: S104  (compared, not bound)
+        else server.listen.address,
+        "port": server.listen.port,
+        "path": request.path,
+        "headers": dict(request.headers),
+        "body": encode_body(request.body),
+        "timeout_s": min(request.timeout_s, 15.0),
+        "max_bytes": PROBE_BODY_BYTES,
+        "bearer_file": key.file if key is not None and request.authorized else None,
+    }
 
 
 def look_args(state: Attempt, effect: Look) -> dict[str, Any]:
@@ -336,7 +342,7 @@ def observe(
 
 def carries_intent(state: Attempt) -> bool:
     """Say whether what is done now would leave something to go on with: from disarm to commit, and not for a bare look."""
-    return state.leg is not Leg.VERIFY and state.phase not in {Phase.ACQUIRE, Phase.FINISHED}
+    return state.leg not in BARE and state.phase not in {Phase.ACQUIRE, Phase.FINISHED}
 
 
 def intent_of(state: Attempt, member: Member) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from pydantic import BaseModel
 
 from reconciler.core.demands import Demands, WantedModel
+from reconciler.engines.told import Told, same_model
 
 if TYPE_CHECKING:
     from reconciler.core.spec import Server
@@ -142,6 +143,9 @@ class Engine(Protocol):
     def render(self, server: Server, gpu_uuids: Sequence[str]) -> Launch:
         """Return how this server is started on these GPUs. The spec has no `problems`."""
 
+    def recognises(self, argv: Sequence[str]) -> bool:
+        """Say whether a command line, ours or a stranger's, starts this engine."""
+
     def read_argv(
         self, argv: Sequence[str], environment: Mapping[str, str], *, version: str | None = None
     ) -> dict[str, object]:
@@ -162,6 +166,14 @@ class Engine(Protocol):
 
     def identity_ok(self, server: Server, status: int | None, body: bytes) -> Answer:
         """Read the answer to `ready_requests().identity`."""
+
+    def about_requests(self, server: Server) -> Sequence[HttpRequest]:
+        """Return what to ask a running server about itself; all are harmless reads."""
+
+    def about(
+        self, server: Server, answers: Sequence[tuple[int | None, bytes]]
+    ) -> tuple[Told, ...] | str:
+        """Read the answers: what it says of its flags, or why that is not known; () where nothing is asked."""
 
     def in_flight_request(self, server: Server) -> HttpRequest | None:
         """Return how to ask for the number of requests running and waiting; None: it cannot be asked."""
@@ -382,6 +394,43 @@ def models_answer(server: Server, status: int | None, body: bytes) -> Answer:
         return Ready()
     told = ", ".join(repr(str(n)[:100]) for n in names[:5]) or "none"
     return Wrong(f"the models that answer are {told}, not {expected!r}")
+
+
+def models_told(server: Server, status: int | None, body: bytes) -> Told | str:
+    """Read the list of models as what a server says of itself: the name it serves, perhaps its place and longest context."""
+    listed = (json_object(body) or {}).get("data")
+    rows = [r for r in listed if isinstance(r, dict)] if isinstance(listed, list) else []
+    if status != 200 or not rows:
+        return f"GET /v1/models: {_no_answer(status)}"
+    name = server.served_model_name
+    row = next((r for r in rows if r.get("id") == name), rows[0])
+    values: dict[str, object] = {"served_model_name": row.get("id")} if "id" in row else {}
+    if isinstance(row.get("root"), str):
+        values["model"] = row["root"]
+    if isinstance(row.get("max_model_len"), int):
+        values["args.max-model-len"] = row["max_model_len"]
+    return Told("GET /v1/models", values, same=_models_same)
+
+
+def _models_same(path: str, asked: object, granted: object) -> bool:
+    if path == "model":
+        return isinstance(asked, str) and same_model(asked, granted)
+    if path == "args.max-model-len":
+        return asked == -1 or (isinstance(asked, str) and read_size(asked) == granted)
+    return False
+
+
+_SUFFIX = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+def read_size(text: str) -> int | None:
+    """Read a number as vLLM takes them: `32k` is 32,000 and `32K` is 32,768."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgG]?)", text)
+    return int(float(match[1]) * _SUFFIX.get(match[2], 1)) if match else None
+
+
+def _no_answer(status: int | None) -> str:
+    return "no answer" if status is None else f"HTTP {status}"
 
 
 def health_answer(status: int | None, *, loading: Iterable[int] = (503,)) -> Answer:

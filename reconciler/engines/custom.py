@@ -32,6 +32,7 @@ from reconciler.engines.base import (
     secret_environment,
 )
 from reconciler.engines.catalogue import compact_json, scalar
+from reconciler.engines.told import Told
 
 if TYPE_CHECKING:
     from reconciler.core.spec import Server
@@ -143,6 +144,11 @@ def plain_words(key: str, value: object) -> tuple[str, ...]:
     return (f"{flag}={text}",) if text.startswith("-") else (flag, text)
 
 
+def recognises(argv: Sequence[str]) -> bool:
+    """Take whatever is a program by its absolute path; whoever asks asks the engines that know more first."""
+    return bool(argv) and argv[0].startswith("/")
+
+
 def read_argv(
     argv: Sequence[str],
     environment: Mapping[str, str],
@@ -176,6 +182,19 @@ def generation_ok(server: Server, status: int | None, body: bytes) -> Answer:
 def identity_ok(server: Server, status: int | None, body: bytes) -> Answer:
     """Read a list of models; nothing asks for one, since not every server has it."""
     return models_answer(server, status, body)
+
+
+def about_requests(server: Server) -> tuple[HttpRequest, ...]:  # noqa: ARG001  (the family's signature)
+    """Ask nothing: no answer of it is known to mean a field."""
+    return ()
+
+
+def about(
+    server: Server,  # noqa: ARG001  (the family's signature)
+    answers: Sequence[tuple[int | None, bytes]],  # noqa: ARG001
+) -> tuple[Told, ...] | str:
+    """Know nothing of what it runs with."""
+    return ()
 
 
 def in_flight_request(server: Server) -> HttpRequest | None:

@@ -32,12 +32,14 @@ from reconciler.engines.base import (
     metric_sum,
     models_answer,
     models_request,
+    models_told,
     places_of,
     read_environment,
     secret_environment,
     wanted_models,
 )
 from reconciler.engines.catalogue import compact_json, scalar
+from reconciler.engines.told import Told
 
 if TYPE_CHECKING:
     from reconciler.core.spec import Server
@@ -338,6 +340,12 @@ _FIELDS: Final = {
 }
 
 
+def recognises(argv: Sequence[str]) -> bool:
+    """Know the program by its name, the Python form by its module."""
+    words = list(argv)[:6]
+    return MODULE in words or (bool(words) and words[0].rpartition("/")[2] == "llama-server")
+
+
 def read_argv(
     argv: Sequence[str],
     environment: Mapping[str, str],
@@ -437,6 +445,49 @@ def generation_ok(server: Server, status: int | None, body: bytes) -> Answer:
 def identity_ok(server: Server, status: int | None, body: bytes) -> Answer:
     """Read the list of models, which llama-server gives out while it still loads."""
     return models_answer(server, status, body)
+
+
+def about_requests(server: Server) -> tuple[HttpRequest, ...]:
+    """Ask for the models; llama-server also for its properties."""
+    if _is_python(server):
+        return (models_request(),)
+    return (models_request(), HttpRequest("GET", "/props"))
+
+
+def about(server: Server, answers: Sequence[tuple[int | None, bytes]]) -> tuple[Told, ...] | str:
+    """Read the models' names, and llama-server's file, slots and context."""
+    listed = models_told(server, *answers[0])
+    if isinstance(listed, str) or _is_python(server):
+        return listed if isinstance(listed, str) else (listed,)
+    status, body = answers[1]
+    props = json_value(body)
+    if status != 200 or not isinstance(props, dict):
+        return (listed,)
+    values: dict[str, object] = {}
+    if isinstance(props.get("model_path"), str) and is_path(str(server.model)):
+        values["model"] = props["model_path"]
+    slots = props.get("total_slots")
+    if isinstance(slots, int):
+        values["args.parallel"] = slots
+    settings = props.get("default_generation_settings")
+    context = settings.get("n_ctx") if isinstance(settings, dict) else None
+    if isinstance(context, int):
+        values["args.ctx-size"] = context
+
+    def same(path: str, asked: object, granted: object) -> bool:
+        """The context is told of one slot, rounded up to 256; 0 takes the model's own; slots below 1 are chosen."""
+        if not isinstance(asked, int) or not isinstance(granted, int):
+            return False
+        if path == "args.parallel":
+            return asked < 1
+        if path != "args.ctx-size":
+            return False
+        whole = granted * slots if isinstance(slots, int) else granted
+        return asked == 0 or any(
+            0 <= have - asked < 256 * max(slots or 1, 1) for have in (granted, whole)
+        )
+
+    return (listed, Told("GET /props", values, same=same))
 
 
 def in_flight_request(server: Server) -> HttpRequest | None:

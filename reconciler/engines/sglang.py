@@ -8,6 +8,8 @@ the spec names, and its help lists the flags.
 
 from __future__ import annotations
 
+import functools
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -50,6 +52,7 @@ from reconciler.engines.catalogue import (
     words,
 )
 from reconciler.engines.sglang_speculative import FAKES, PREFIX, case_of, derived, flag_of
+from reconciler.engines.told import Told, flattened, same_model
 
 if TYPE_CHECKING:
     from reconciler.core.spec import Server
@@ -261,6 +264,14 @@ def _demands(server: Server) -> Demands:
     )
 
 
+def recognises(argv: Sequence[str]) -> bool:
+    """Know the module by its name, and the `sglang` command."""
+    return MODULE in argv[:6] or any(
+        word.rpartition("/")[2] == "sglang" and list(argv)[at + 1 : at + 2] == ["serve"]
+        for at, word in enumerate(list(argv)[:3])
+    )
+
+
 def read_argv(
     argv: Sequence[str], environment: Mapping[str, str], *, version: str | None = None
 ) -> dict[str, object]:
@@ -332,6 +343,93 @@ def generation_ok(server: Server, status: int | None, body: bytes) -> Answer:
 def identity_ok(server: Server, status: int | None, body: bytes) -> Answer:
     """Read the list of models."""
     return models_answer(server, status, body)
+
+
+def about_requests(server: Server) -> tuple[HttpRequest, ...]:
+    """Ask for its description of itself; where the version is old or not known, by the old name too."""
+    new, old = HttpRequest("GET", "/server_info"), HttpRequest("GET", "/get_server_info")
+    version = version_key(server.engine.version) if server.engine.version else ()
+    return (new,) if version >= (0, 5, 10) else (new, old)
+
+
+def about(server: Server, answers: Sequence[tuple[int | None, bytes]]) -> tuple[Told, ...] | str:
+    """Read all its arguments after it resolved them, and the command that it was started with where it says so."""
+    at = next((i for i, (status, _) in enumerate(answers) if status == 200), 0)
+    status, body = answers[at]
+    path = about_requests(server)[at].path
+    info = json_value(body)
+    if status != 200 or not isinstance(info, dict):
+        return f"GET {path}: {'no answer' if status is None else f'HTTP {status}'}"
+    book = _book(server)
+    values: dict[str, object] = {}
+    for flag, field in (*_FIELDS.items(), ("--port", "listen.port")):
+        key = flag[2:].replace("-", "_")
+        if key in info:
+            values[field] = info[key]
+    values |= {
+        f"speculative.{key.removeprefix('speculative_')}": value
+        for key, value in info.items()
+        if key.startswith("speculative_")
+    }
+    for key in server.args:
+        known = book.spellings.get(f"--{key}")
+        spellings = (known[0].flag, *known[0].aliases) if known is not None else (f"--{key}",)
+        names = [s.lstrip("-").replace("-", "_") for s in (f"--{key}", *spellings)]
+        found = next((name for name in names if name in info), None)
+        if found is not None:
+            values[f"args.{key}"] = info[found]
+    command = info.get("launch_command")
+    words_of = shlex.split(command) if isinstance(command, str) else command
+    asked: dict[str, object] = {}
+    if isinstance(words_of, list) and all(isinstance(w, str) for w in words_of):
+        asked = flattened(read_argv(words_of, {}, version=server.engine.version))
+    same = functools.partial(_reads_back, server, info)
+    return (Told(f"GET {path}", values, asked, same),)
+
+
+_EAGLES: Final = frozenset({"EAGLE", "NEXTN", "FROZEN_KV_MTP"})
+_CHOSEN: Final = frozenset({"NGRAM", "DFLASH", "DSPARK", "UNO"})
+"""Algorithms that set steps, topk and draft tokens by themselves (engines' rules; the linter says so beforehand)."""
+
+
+def _reads_back(
+    server: Server, info: Mapping[str, object], path: str, asked: object, granted: object
+) -> bool:
+    """Say whether the engine writes what was asked in this other form, by a rule of its own."""
+    speculative = server.speculative or {}
+    algorithm = str(speculative.get("algorithm", "")).upper()
+    if path == "model":
+        return isinstance(asked, str) and same_model(asked, granted)
+    if path == "speculative.algorithm":
+        pair = {str(asked).upper(), str(granted).upper()}
+        return len(pair) == 1 or pair <= _EAGLES
+    if path == "speculative.num_draft_tokens" and speculative.get("eagle_topk") == 1:
+        steps = info.get("speculative_num_steps")
+        return isinstance(steps, int) and granted == steps + 1
+    if path.startswith("speculative."):
+        return algorithm in _CHOSEN and isinstance(asked, int)
+    if path == "args.disable-cuda-graph":
+        return info.get("cuda_graph_backend_decode") == "disabled"
+    if path == "args.enable-dp-attention":
+        return info.get("attn_dp_size") == server.dp_size
+    if path == "args.chunked-prefill-size" and isinstance(asked, int) and isinstance(granted, int):
+        # Shared among the ranks of DP attention; and -1 is none.
+        return granted * server.dp_size == asked or (asked < 0 and granted < 0)
+    if path == "args.mem-fraction-static":  # Made smaller for models that see.
+        return _is_share_of(granted, asked)
+    return path in _REWRITTEN or path.startswith("args.cuda-graph")
+
+
+def _is_share_of(granted: object, asked: object) -> bool:
+    return (
+        isinstance(granted, int | float)
+        and isinstance(asked, int | float)
+        and 0.8 * asked <= granted <= asked
+    )
+
+
+_REWRITTEN: Final = frozenset({"args.schedule-conservativeness", "args.random-seed"})
+"""Scaled by the engine for DP attention; a seed that each rank has of its own."""
 
 
 def in_flight_request(server: Server) -> HttpRequest | None:

@@ -32,6 +32,7 @@ from reconciler.engines.base import (
     metric_sum,
     models_answer,
     models_request,
+    models_told,
     number_arg,
     places_of,
     read_environment,
@@ -48,6 +49,7 @@ from reconciler.engines.catalogue import (
     read_words,
     words,
 )
+from reconciler.engines.told import Told
 
 if TYPE_CHECKING:
     from reconciler.core.spec import Server
@@ -360,6 +362,15 @@ def _demands(server: Server) -> Demands:
     )
 
 
+def recognises(argv: Sequence[str]) -> bool:
+    """Know the modules by their names, and the `vllm` command."""
+    words = list(argv)[:6]
+    return bool({MODULE, "vllm.entrypoints.openai.api_server"} & set(words)) or any(
+        word.rpartition("/")[2] == "vllm" and words[at + 1 : at + 2] == [SERVE]
+        for at, word in enumerate(words[:3])
+    )
+
+
 def read_argv(
     argv: Sequence[str], environment: Mapping[str, str], *, version: str | None = None
 ) -> dict[str, object]:
@@ -437,6 +448,17 @@ def generation_ok(server: Server, status: int | None, body: bytes) -> Answer:
 def identity_ok(server: Server, status: int | None, body: bytes) -> Answer:
     """Read the list of models."""
     return models_answer(server, status, body)
+
+
+def about_requests(server: Server) -> tuple[HttpRequest, ...]:  # noqa: ARG001  (the family's signature)
+    """Ask for the models: it describes itself over HTTP in a development mode alone, and its argv says the rest."""
+    return (models_request(),)
+
+
+def about(server: Server, answers: Sequence[tuple[int | None, bytes]]) -> tuple[Told, ...] | str:
+    """Read the list of models: served name, model, longest context."""
+    told = models_told(server, *answers[0])
+    return told if isinstance(told, str) else (told,)
 
 
 def in_flight_request(server: Server) -> HttpRequest | None:  # noqa: ARG001  (the family's signature)

@@ -21,6 +21,7 @@ PARTS = (
     "machine",
     "outputs",
     "readings",
+    "redaction",
     "files",
     "programs",
     "processes",

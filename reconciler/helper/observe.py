@@ -7,6 +7,8 @@ standard library only.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import re
 from typing import Any, Dict, List, Optional
@@ -43,6 +45,7 @@ from reconciler.helper.records import (
     texts_of,
     whole_of,
 )
+from reconciler.helper.redaction import redacted_body, redacted_text
 
 HELPER_FILE = re.compile(r"helper-([0-9a-f]{12})\.py")
 CONTAINER_GROUP = re.compile(r"docker|libpod|containerd|crio|kubepods|lxc|machine\.slice|buildkit")
@@ -62,6 +65,9 @@ SERVER_RECORDS = (
     "snapshot",
     "invocations",
 )
+ASKS_CAP = 3
+ASK_LIMIT_S = 3.0
+ASK_BYTES_MAX = 1 << 20
 NOT_ASKED = {"unknown": "not asked for"}
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -124,12 +130,51 @@ def observe_server(machine: Machine, asked: Dict[str, Any]) -> Dict[str, Any]:
         "records": reading_of(lambda: records_of(machine, server, name)),
         "history": reading_of(lambda: history_of(machine, server)[-20:]),
     }
+    asks = asked.get("ask") or []
+    if asks and props.get("ActiveState") == "active":
+        found["told"] = told_by(machine, asks)
     if port is not None:
         number = whole_of(port, "port", 1, 65535)
         found["listeners"] = machine.listeners(number, int(props.get("MainPID") or 0))
     if lines:
-        found["journal"] = machine.journal(name, props.get("InvocationID") or None, lines)
+        found["journal"] = journal_of(machine, name, props.get("InvocationID") or None, lines)
     return found
+
+
+def told_by(machine: Machine, asks: Any) -> List[Reading]:
+    """Return what a running engine says about itself, without secrets; a silent one costs seconds, not minutes."""
+    if not isinstance(asks, list) or len(asks) > ASKS_CAP:
+        raise bad(f"ask is not a list of at most {ASKS_CAP}")
+    found: List[Reading] = []
+    for request in asks:
+        args = dict(record_of(request, "ask"), method="GET", body=None)
+        args["timeout_s"] = min(
+            number_of(args.get("timeout_s"), "timeout_s", 0.01, 600), ASK_LIMIT_S
+        )
+        args["max_bytes"] = ASK_BYTES_MAX
+        if found and found[-1].get("unknown") in ("timed out", "connection refused"):
+            found.append({"unknown": "not asked: the request before it was not answered"})
+            continue
+        try:
+            found.append(without_secrets(machine, args, fetch_local(machine, args)))
+        except Refused as refused:
+            found.append({"unknown": refused.message})
+    return found
+
+
+def without_secrets(machine: Machine, args: Dict[str, Any], reading: Reading) -> Reading:
+    """Return an HTTP answer with its body redacted; a body that is cut or no JSON is left out."""
+    known = reading.get("known")
+    if known is None:
+        return reading
+    if known.get("truncated"):
+        return {"unknown": f"the answer is longer than {ASK_BYTES_MAX} bytes"}
+    secrets = []
+    if args.get("bearer_file"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            secrets.append((machine.read(args["bearer_file"]) or b"").decode("ascii").strip())
+    body = redacted_body(base64.b64decode(known.get("body") or ""), secrets)
+    return {"known": {"status": known["status"], "body": base64.b64encode(body).decode("ascii")}}
 
 
 def processes_of(machine: Machine, unit: Reading, group: str) -> Reading:
@@ -297,7 +342,20 @@ def read_journal_lines(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]
     if invocation is not None:
         matching(INVOCATION, invocation, "invocation")
     lines = whole_of(args.get("lines"), "lines", 1, LINES_CAP)
-    return {"lines": machine.journal(name, invocation, lines)}
+    return {"lines": journal_of(machine, name, invocation, lines)}
+
+
+def journal_of(machine: Machine, unit: str, invocation: Optional[str], lines: int) -> Reading:
+    """Return lines of a unit's journal without secrets: engines print all their arguments, keys among them."""
+    reading = machine.journal(unit, invocation, lines)
+    if "known" not in reading:
+        return reading
+    return {
+        "known": [
+            dict(entry, message=redacted_text(str(entry.get("message"))))
+            for entry in reading["known"]
+        ]
+    }
 
 
 def read_content(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:

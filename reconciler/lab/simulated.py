@@ -46,6 +46,8 @@ from reconciler.lab.world import (
 
 PROGRAM = "# The simulated hosts' helper: its code runs in the simulator's own process.\n"
 DIGEST = sha256_of(PROGRAM.encode())[:12]
+SIMULATED_KEY = "sk-simulated-key-in-clear"
+"""What a simulated SGLang tells as its API key, as a real one tells its own."""
 HOST_MOUNT_NS = 4026531840
 UNIT_PLACES = (TRIAL, PERMANENT, RUNTIME, VENDOR)
 ENOSPC, EROFS, ELOOP = 28, 30, 40
@@ -597,7 +599,7 @@ def respond(host: Host, process: Process, path: str) -> tuple[int, Any]:
     if path == "/metrics":
         return 200, metrics_text(running)
     if path in ("/get_server_info", "/server_info"):
-        return 200, {"model_path": model, "served_model_name": model, "internal_states": [{}]}
+        return 200, {**server_arguments(process.argv), **behaviour.says, "internal_states": [{}]}
     if path in ("/get_model_info", "/model_info"):
         return 200, {"model_path": model, "is_generation": True}
     if path in ("/get_load", "/v1/loads", "/load"):
@@ -605,8 +607,31 @@ def respond(host: Host, process: Process, path: str) -> tuple[int, Any]:
     if path == "/slots":
         return 200, [{"id": i, "is_processing": i < running} for i in range(max(4, running))]
     if path == "/props":
-        return 200, {"model_path": model, "total_slots": 4}
+        told = server_arguments(process.argv)
+        props = {"model_path": told.get("model"), "total_slots": told.get("parallel", 4)}
+        return 200, {**props, **behaviour.says}
     return 404, {"detail": "Not Found"}
+
+
+def server_arguments(argv: list[str]) -> dict[str, Any]:
+    """Return an argv as SGLang describes itself: underscores, numbers as numbers, NEXTN resolved, the key in clear."""
+    found: dict[str, Any] = {"api_key": SIMULATED_KEY}
+    words = [*argv, "--"]
+    for at, word in enumerate(words[:-1]):
+        if not word.startswith("--"):
+            continue
+        name, equals, glued = word[2:].partition("=")
+        value: Any = glued if equals else words[at + 1]
+        if not equals and value.startswith("--"):
+            value = True
+        elif isinstance(value, str) and value.lstrip("-").isdigit():
+            value = int(value)
+        found[name.replace("-", "_")] = value
+    if found.get("speculative_algorithm") == "NEXTN":
+        found["speculative_algorithm"] = "EAGLE"
+    if found.get("speculative_eagle_topk") == 1 and "speculative_num_steps" in found:
+        found["speculative_num_draft_tokens"] = found["speculative_num_steps"] + 1
+    return found
 
 
 def metrics_text(running: int) -> str:

@@ -60,6 +60,8 @@ class Behaviour:
     never_ready: bool = False
     needs_mib: int = 20_000
     """On each of its GPUs. More than is free ends the process, as CUDA out of memory does."""
+    says: Mapping[str, Any] = field(default_factory=dict)
+    """What it says of itself otherwise than its command line does."""
     gpus: tuple[int, ...] | None = None
     """Indexes; None: what CUDA_VISIBLE_DEVICES and its like say, else all."""
     term_s: float = 0.2

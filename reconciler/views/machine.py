@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from reconciler.core.conditions import Exit, ServerResult, exit_of
+from reconciler.core.diff import Drift
 from reconciler.core.event import (
     Event,
     OutcomeReached,
@@ -63,7 +64,7 @@ def server_json(plan: ServerPlan) -> dict[str, Any]:
         "applied": plan.applied or None,
         "revision": target.revision if target else None,
         "gpus": list(target.gpu_uuids) if target else [],
-        "drift": [{"what": d.what, "sentence": d.sentence} for d in plan.drift],
+        "drift": [drift_json(d) for d in plan.drift],
         "changes": [
             {"path": c.path, "old": c.old, "new": c.new, "effect": c.effect_class.name.lower()}
             for c in plan.wish.changes
@@ -77,6 +78,18 @@ def server_json(plan: ServerPlan) -> dict[str, Any]:
             {"id": c.id, "verdict": c.verdict.value, "sentence": c.sentence} for c in plan.checks
         ],
         "notes": list(plan.notes),
+    }
+
+
+def drift_json(drift: Drift) -> dict[str, Any]:
+    """Give one way in which the host has moved away, field by field where it is about flags."""
+    return {
+        "what": drift.what,
+        "sentence": drift.sentence,
+        "fields": [
+            {"field": d.field, "asked": d.asked, "granted": d.granted, "source": d.source}
+            for d in drift.fields
+        ],
     }
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from reconciler.core.diff import SyncStatus, sync_status
 from reconciler.core.live import Known, LiveHost
+from reconciler.views.machine import drift_json
 from reconciler.views.terminal import safe
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def stand(plan: ServerPlan, live: LiveHost | None) -> SyncStatus:
     if found is None:
         return SyncStatus.UNKNOWN
     records = found.known_records
-    return sync_status(plan.wish.target, found, records.applied if records else None)
+    status = sync_status(plan.wish.target, found, records.applied if records else None)
+    moved = any(d.what == "other-flags" for d in plan.drift)
+    return SyncStatus.DRIFTED if moved and status is SyncStatus.IN_SYNC else status
 
 
 def status_table(found: Survey) -> Table:
@@ -92,8 +95,15 @@ def _server_json(plan: ServerPlan, host: HostSurvey) -> dict[str, Any]:
         "desired": plan.wish.target.revision if plan.wish.target else None,
         "next": plan.action.value,
         "sentence": plan.sentence,
-        "drift": [{"what": d.what, "sentence": d.sentence} for d in plan.drift],
+        "drift": [drift_json(d) for d in plan.drift],
+        "running_with": _running_with(plan),
     }
+
+
+def _running_with(plan: ServerPlan) -> dict[str, Any]:
+    """Say whether the running engine was heard of, and by which answer."""
+    running = plan.wish.running_with
+    return {"source": running.source or None, "unknown": running.unknown or None}
 
 
 def _host_json(host: HostSurvey) -> dict[str, Any]:
