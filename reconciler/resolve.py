@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reconciler import takeover
 from reconciler.core.applied import Applied
 from reconciler.core.conditions import Reason
 from reconciler.core.demands import load as load_demands
@@ -74,7 +75,22 @@ def wish_of(server: Server, engine: Engine, live: LiveHost) -> Wish:
             f"{path}: {text}" if path else text for path, text in engine.warnings(server)
         ),
         problem=problem,
+        stranger_differs=_stranger_differs(server, engine, target, live),
     )
+
+
+def _stranger_differs(
+    server: Server, engine: Engine, target: Target | None, live: LiveHost
+) -> tuple[str, ...] | None:
+    """Compare a server that runs and was never applied here with what is wanted; None where there is none."""
+    found = live.servers.get(server.name)
+    records = found.known_records if found is not None else None
+    if found is None or records is None or records.applied is not None or target is None:
+        return None
+    on_trial = not isinstance(found.trial, Known) or found.trial.value is not None
+    if found.phase != "running" or on_trial or records.intent is not None:
+        return None
+    return takeover.differences(server, engine, target, live)
 
 
 def running_with(

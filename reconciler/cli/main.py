@@ -191,6 +191,7 @@ COMMANDS = {
     "diagnose": "diagnose",
     "bench": "bench",
     "read": "read",
+    "release": "release",
 }
 """Which module brings a command. Only the one that is asked for is imported; help and mistakes need them all."""
 

@@ -26,6 +26,11 @@ class Leg(StrEnum):
     BACK = "back"
     DOWN = "down"
     VERIFY = "verify"
+    TAKE_OVER = "take-over"
+
+
+BARE = frozenset({Leg.VERIFY, Leg.TAKE_OVER})
+"""Legs that touch no process: nothing is disarmed, and nothing is left to go back to when they fail."""
 
 
 class Phase(StrEnum):
@@ -54,6 +59,8 @@ ORDER: Mapping[Leg, tuple[Phase, ...]] = {
     Leg.DOWN: (P.DISARM, P.STOP, P.RELEASE, P.INSTALL, P.COMMIT, P.FINISHED),
     # A process that is not touched: restarted by itself since it was applied, or only settings of its unit change.
     Leg.VERIFY: (P.ACQUIRE, P.INSTALL, P.READY, P.COMMIT, P.FINISHED),
+    # A process that was here before us and is what is wanted: proven first, so that a failure has changed nothing.
+    Leg.TAKE_OVER: (P.ACQUIRE, P.READY, P.GATE, P.INSTALL, P.COMMIT, P.FINISHED),
 }
 
 

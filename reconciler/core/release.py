@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reconciler.core.attempt import Member, Sample
+from reconciler.core.attempt import Member, Sample, Wedge
 from reconciler.core.live import Known, LiveHost
 from reconciler.helper import readings
 
@@ -22,18 +22,27 @@ TERM_S = 20.0
 """How long a left-over gets between SIGTERM and SIGKILL, at most; a third of `timeouts.release` if that is less."""
 
 
+REASONS_KEPT = 10
+
+LAST_S = 5.0
+"""What one with a SIGKILL pending gets when the time of a release is up: a healthy one is gone in milliseconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the samples say of one server's GPUs.
 
     `state` is released, not-released, wedged, fault or unknown. `owned` are (pid, start_ticks) of left-overs that are
-    provably this server's own; `others` are sentences about everybody else who holds one of the GPUs.
+    provably this server's own; `others` are sentences about everybody else who holds one of the GPUs; `holders` are all as they
+    were seen. `mps` says that an MPS server is among them, which forbids every signal.
     """
 
     state: str
     reasons: tuple[str, ...]
     owned: tuple[tuple[int, int], ...]
     others: tuple[str, ...]
+    holders: tuple[Mapping[str, Any], ...] = ()
+    mps: bool = False
 
 
 def sample_of(live: LiveHost, at: float) -> Sample:
@@ -54,13 +63,25 @@ def sample_of(live: LiveHost, at: float) -> Sample:
     )
 
 
-def judge(samples: Sequence[Sample], member: Member, live: LiveHost, settle_s: float) -> Verdict:
-    """Judge one member's GPUs by the samples so far."""
+def judge(
+    samples: Sequence[Sample],
+    member: Member,
+    live: LiveHost,
+    settle_s: float,
+    *,
+    gpus: Sequence[str] = (),
+    dies_within_s: float | None = None,
+) -> Verdict:
+    """Judge one member's GPUs (or only those named) by the samples so far.
+
+    `dies_within_s`: how long one with a SIGKILL pending gets before it counts as wedged, where the time is up earlier than usual.
+    """
     server = live.server(member.server)
     context = ownership_context(member.server, member.unit, server.context, live)
+    context["dies_within_s"] = dies_within_s
     verdict = readings.released(
         [_of_server(s, member.server) for s in samples],
-        list(member.gpus),
+        list(gpus or member.gpus),
         live.baselines,
         context,
         settle_s,
@@ -74,7 +95,79 @@ def judge(samples: Sequence[Sample], member: Member, live: LiveHost, settle_s: f
                 pass
             case cls:
                 others.append(_sentence(holder, str(cls)))
-    return Verdict(str(verdict["verdict"]), tuple(verdict["reasons"]), tuple(owned), tuple(others))
+    return Verdict(
+        str(verdict["verdict"]),
+        tuple(verdict["reasons"]),
+        tuple(owned),
+        tuple(others),
+        tuple(verdict["holders"]),
+        mps=any(readings.is_mps(h) for h in holders_on(live, gpus or member.gpus)),
+    )
+
+
+def judge_each(samples: Sequence[Sample], member: Member, live: LiveHost) -> dict[str, Verdict]:
+    """Judge each of a member's GPUs by itself: one may be wedged while its neighbours are free."""
+    settle_s = member.budgets.settle_s
+    return {
+        uuid: judge(samples, member, live, settle_s, gpus=(uuid,), dies_within_s=LAST_S)
+        for uuid in member.gpus
+    }
+
+
+def wedges_of(samples: Sequence[Sample], member: Member, live: LiveHost) -> tuple[Wedge, ...]:
+    """Name the GPUs that neither waiting nor signals will free, to be quarantined."""
+    found = []
+    for uuid, verdict in judge_each(samples, member, live).items():
+        if verdict.state in {"wedged", "fault"}:
+            pids = tuple(int(h["pid"]) for h in verdict.holders if h.get("class") != "infra")
+            reasons = verdict.reasons[:REASONS_KEPT]
+            found.append(Wedge(member.server, (uuid,), verdict.state, reasons, pids))
+    return tuple(found)
+
+
+def holders_on(live: LiveHost, gpus: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
+    """Give everybody who has one of these GPUs open, or only a control node: that cannot be pinned to other cards."""
+    cards = live.gpus.value if isinstance(live.gpus, Known) else ()
+    minors = {g.minor for g in cards if g.uuid in gpus}
+    scan = (live.raw.get("holders") or {}).get("known") or {}
+    return tuple(
+        holder
+        for holder in scan.get("holders") or ()
+        if not holder.get("minors") or minors & set(holder["minors"])
+    )
+
+
+def trouble_of(card: Mapping[str, Any]) -> str | None:
+    """Say what a card says of itself that no server may start on; None when it says nothing of the kind."""
+    action = card.get("recovery_action")
+    if card.get("fault"):
+        return f"the driver says {card['fault']}"
+    if action not in {None, "None"}:
+        return f"the driver asks for {action}"
+    return None
+
+
+def quarantine_sentence(uuid: str, mark: Mapping[str, Any]) -> str:
+    """Say that a card is quarantined, why, and how that ends."""
+    why = "; ".join(map(str, mark.get("reasons") or ())) or "no reason was recorded"
+    ends = (
+        "the host lifts it by itself once it proves the GPU free"
+        if mark.get("kind") == "wedged"
+        else "it ends with a reset or a reboot"
+    )
+    return f"{uuid} is quarantined ({why}); {ends}, or `reconcile release HOST --gpus {uuid}` proves it"
+
+
+def cursor_of(live: LiveHost) -> str:
+    """Say where the kernel log stands; empty where this layer has none."""
+    known = (live.raw.get("kernel") or {}).get("known") or {}
+    return str(known.get("cursor") or "")
+
+
+def idle_use(live: LiveHost, gpus: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Give what each of these GPUs uses now."""
+    cards = live.gpus.value if isinstance(live.gpus, Known) else ()
+    return tuple((g.uuid, g.used_mib) for g in cards if g.uuid in gpus and g.used_mib is not None)
 
 
 def _of_server(sample: Sample, server: str) -> dict[str, Any]:
@@ -125,8 +218,8 @@ def rung(
     Only left-overs that are provably own are ever signalled, TERM first: a kill inside a kernel launch is what
     latches cards (`gpu-release.md`, the note under the table).
     """
-    if not verdict.owned:
-        return "wait"
+    if not verdict.owned or verdict.mps:
+        return "wait"  # A client that ends with work in flight can leave its MPS server and its peers undefined.
     sent = dict(escalated)
     if "TERM" not in sent:
         return "term" if waited_s >= min(GRACE_S, release_s / 6) else "wait"

@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from reconciler.core.attempt import ORDER, Attempt, Failure, Leg, Member, Phase
+from reconciler.core.attempt import BARE, ORDER, Attempt, Failure, Leg, Member, Phase, Wedge
 from reconciler.core.conditions import Outcome, Reason
 from reconciler.core.effect import (
     Acted,
@@ -36,6 +36,7 @@ from reconciler.core.effect import (
     Lost,
     Measure,
     Observed,
+    Quarantine,
     Record,
     Remove,
     Reply,
@@ -115,6 +116,11 @@ def _advance(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
             marked = state.with_members({index: {"rejection_recorded": True}})
             marked, effect = _guarded(replace(marked, aside=True), record, reply)
             return (marked if effect is record else state), effect
+        if (wedge := _quarantine_wanted(state)) is not None:
+            rest = tuple(w for w in state.wedges if w is not wedge)
+            mark: Effect = quarantine(wedge)
+            marked, first = _guarded(replace(state, wedges=rest, aside=True), mark, reply)
+            return (marked if first is mark else state), first
         if isinstance(reply, Observed) and _reboot_seen(state, reply):
             return _rebooted(state, reply.now)
         move = _step_of(state.phase)(state, reply)
@@ -300,6 +306,7 @@ def _rebooted(state: Attempt, now: float, *, fenced: bool = False) -> tuple[Atte
         reboots=state.reboots + 1,
         samples=(),
         escalated=(),
+        kernel_cursor="",
         down_at=None,
         tries=0,
         asked=False,
@@ -323,7 +330,7 @@ def _failed(fail: Fail, reply: Reply) -> tuple[Attempt, Effect]:
     """Choose the way on after a failure: nothing to undo, back, down, or stand still and say so."""
     state = fail.state
     failure = Failure(state.phase, fail.reason, fail.sentence, state.member.server, fail.rejects)
-    if state.leg is Leg.VERIFY or state.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
+    if state.leg in BARE or state.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
         return _end(state, failure, reply)
     if state.leg is not Leg.FORWARD:
         return _back_failed(state, failure, reply)
@@ -334,6 +341,15 @@ def _failed(fail: Fail, reply: Reply) -> tuple[Attempt, Effect]:
     ):
         return _settle_all(replace(state, held=True), "held", reply)
     touched = any(m.stopped for m in state.members)
+    if touched and failure.reason is not Reason.INTERRUPTED and all(m.hold for m in state.members):
+        # Its GPUs were to be freed, and it is down: it is held there and does not loop.
+        stays = failure.phase is not Phase.STOP
+        state = replace(state, phase=Phase.FINISHED, cursor=0, entered=reply.now)
+        ways = {
+            i: {"settle": "stopped" if m.stopped and stays else "undone", "finished": 0}
+            for i, m in enumerate(state.members)
+        }
+        return _finish(state.with_members(ways), Waited(reply.now))
     interrupted = failure.reason is Reason.INTERRUPTED
     mode = (
         state.member.on_failure if touched and _started(state) and not interrupted else "rollback"
@@ -410,6 +426,11 @@ def _rejection_wanted(state: Attempt) -> tuple[int, Record] | None:
     return None
 
 
+def _quarantine_wanted(state: Attempt) -> Wedge | None:
+    """Mark a GPU that was not proven free before anything else is tried with it."""
+    return next(iter(state.wedges), None) if state.leg is not Leg.FORWARD else None
+
+
 def _rejection(member: Member, failure: Failure) -> Record:
     assert member.new is not None, "only a revision can be rejected"
     content = {
@@ -429,7 +450,7 @@ WHEN_FREE = "The server is down; the host starts the last good revision by itsel
 UNPROVEN = "What runs now, if anything does, is not proven; `reconcile status` shows it"
 DOWN_FOR_GPUS = frozenset({Reason.NOT_RELEASED, Reason.WEDGED, Reason.GUARD_REFUSED})
 
-SETTLED, REJECTED, NOTED, GIVEN_BACK = 1, 2, 3, 4
+QUARANTINED, HELD, SETTLED, REJECTED, NOTED, GIVEN_BACK = 1, 2, 3, 4, 5, 6
 """How far a member has come in the finishing step: each effect once, in this order."""
 
 
@@ -460,7 +481,7 @@ def _finish(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
         stage = member.finished + 1
         effect = _last_effect(state, member, stage, reply.now)
         if effect is not None and member.fence is None:
-            if stage == SETTLED and not isinstance(reply, Turned):
+            if stage <= SETTLED and not isinstance(reply, Turned):
                 return state, Claim(member.server, LEASE_TTL_S, takeover=True)
             effect = None
         if stage > GIVEN_BACK:
@@ -474,22 +495,26 @@ def _finish(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
 
 def _last_effect(state: Attempt, member: Member, stage: int, now: float) -> Effect | None:
     match stage:
-        case 1 if member.settle:
+        case 1 if wedge := next((w for w in state.wedges if w.server == member.server), None):
+            return quarantine(wedge)
+        case 2 if member.hold and member.settle == "stopped":
+            return Record(member.server, "hold", member.hold)
+        case 3 if member.settle:
             return Settle(member.server, member.unit, member.settle)
-        case 2 if state.failure and state.failure.rejects and state.failure.server == member.server:
+        case 4 if state.failure and state.failure.rejects and state.failure.server == member.server:
             return (
                 _rejection(member, state.failure)
                 if member.new and not member.rejection_recorded
                 else None
             )
-        case 3 if state.failure is None or state.failure.phase not in {
+        case 5 if state.failure is None or state.failure.phase not in {
             Phase.PREFLIGHT,
             Phase.ACQUIRE,
         }:
             return Record(
                 member.server, "history", json.dumps(_history(state, member, now), sort_keys=True)
             )
-        case 4 if member.fence is not None:
+        case 6 if member.fence is not None:
             return GiveBack(member.server, member.fence)
         case _:
             return None
@@ -508,7 +533,13 @@ def _history(state: Attempt, member: Member, now: float) -> Mapping[str, object]
         "outage_s": None if state.outage_s is None else round(state.outage_s, 3),
         "steps": dict(state.timings),
         "attempt": state.id,
+        "idle_mib": dict(state.idle_mib),
     }
+
+
+def quarantine(wedge: Wedge) -> Quarantine:
+    """Phrase the mark on GPUs that were not proven free."""
+    return Quarantine(wedge.server, wedge.gpus, wedge.kind, wedge.reasons, wedge.pids)
 
 
 def _end(state: Attempt, failure: Failure, reply: Reply) -> tuple[Attempt, Effect]:
@@ -557,6 +588,8 @@ def _ended(state: Attempt, member: Member, failure: Failure) -> tuple[Outcome, s
         return Outcome.REFUSED, ""
     if state.leg is Leg.VERIFY:
         return Outcome.FAILED, ". It was left running, unproven"
+    if state.leg is Leg.TAKE_OVER:
+        return Outcome.REFUSED, ". What was here runs on; it is not taken over"
     if state.held:
         return Outcome.HELD, ". The new server is up and unproven; run again to measure again"
     if (again := state.back_failure) is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from reconciler.core import release
-from reconciler.core.attempt import Attempt, Leg, Member, Phase
+from reconciler.core.attempt import BARE, Attempt, Leg, Member, Phase
 from reconciler.core.conditions import Reason
 from reconciler.core.desired import Target
 from reconciler.core.effect import (
@@ -116,7 +116,7 @@ def here(state: Attempt, reply: Observed) -> tuple[Member, LiveServer, float]:
 def target_of(state: Attempt, member: Member) -> Target | None:
     """Give the revision that this leg brings up; None when it ends with the server down."""
     match state.leg:
-        case Leg.FORWARD | Leg.VERIFY:
+        case Leg.FORWARD | Leg.VERIFY | Leg.TAKE_OVER:
             return member.new
         case Leg.BACK:
             return member.old
@@ -163,7 +163,7 @@ def acquire(state: Attempt, reply: Reply) -> Move:
         sentence = f"{member.server} has {applied[:12] or 'nothing'} applied by now, the plan was made on {member.planned_on[:12] or 'nothing'}; nothing was changed"
         return Fail(state, Reason.PLAN_STALE, sentence)
     state = state.with_member(invocation=member.invocation or found.invocation)
-    if state.leg is Leg.VERIFY:
+    if state.leg in BARE:
         state = state.with_member(started=found.invocation)
     if member.new is not None:
         if records.bindings is None or list(records.bindings.get("gpus") or ()) != list(
@@ -598,7 +598,7 @@ def ready(state: Attempt, reply: Reply) -> Move:
         )
     if (stranger := _stranger(found)) is not None:
         return _until_ready(state, waited, stranger, Reason.PORT_TAKEN)
-    if found.effective_text != target.unit_text:
+    if found.effective_text != target.unit_text and state.leg is not Leg.TAKE_OVER:
         sentence = (
             f"{member.unit}'s file is no longer the one that was installed: somebody edits it"
         )
@@ -710,7 +710,7 @@ def commit(state: Attempt, reply: Reply) -> Move:
     _, found, _ = here(state, reply)
     records = found.known_records
     if (
-        state.leg is not Leg.VERIFY
+        state.leg not in BARE
         and records is not None
         and records.intent is None
         and not records.disarmed

@@ -34,7 +34,8 @@ ANSWER_CAP_BYTES = 4 * 1024 * 1024
 _BEGIN = re.compile(rb"@@reconciler-begin ([0-9a-f]{32}) ([0-9]{1,8})\n")
 
 MUTATING = frozenset(
-    {"claim", "learn", "record", "disarm", "stop", "signal", "install", "remove", "start", "deadline", "commit", "settle"}
+    {"claim", "learn", "record", "disarm", "stop", "signal", "install", "remove", "start", "deadline", "commit", "settle",
+     "quarantine", "note-release", "relearn", "restart-container", "reset-gpu"}
 )  # fmt: skip
 
 

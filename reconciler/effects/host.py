@@ -56,6 +56,13 @@ class ConnectedHost:
             self._check(answer.data, self.pin.outer_machine_id)
         return answer.data
 
+    def ask_outer(self, request: Request, *, deadline_s: float) -> Answer | None:
+        """Ask the Proxmox node for one thing, as root: what a person consents to by name; None on a plain host."""
+        if self.outer is None:
+            return None
+        with self._lock:
+            return self.outer.carried_as_root(request, deadline_s=deadline_s)
+
     @contextmanager
     def reach(self, port: int) -> Iterator[Address]:
         """Give a local address that leads to the server's port."""

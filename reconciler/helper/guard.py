@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional
 
 from reconciler.helper.machine import Busy, Machine, Reading, Refused
 from reconciler.helper.observe import need_root
+from reconciler.helper.quarantine import refuse_quarantined
 from reconciler.helper.readings import at_baseline, baseline_learnable, classify_holder
 from reconciler.helper.records import (
     RECORD_VERSION,
@@ -137,6 +138,7 @@ def check_gpus(
         raise Refused("NotBound", f"{server} has no bindings on this host")
     if not wanted:
         return
+    refuse_quarantined(machine, wanted)
     for uuid in wanted:
         check_claim(machine, uuid, unit)
     gpus = {g["uuid"]: g for g in known_value(machine.gpus(), "what the GPUs say")["gpus"]}
@@ -247,12 +249,13 @@ def write_claims(machine: Machine, server: str, unit: str) -> None:
 
 
 def learn_baselines(
-    machine: Machine, changes: Changes, uuids: Optional[List[str]]
+    machine: Machine, changes: Changes, uuids: Optional[List[str]], *, asked: bool = False
 ) -> Dict[str, Any]:
     """Record what idle GPUs use, for those that nobody holds; return all baselines.
 
     Only a card without any holder but housekeeping, in a complete scan, and with little memory in use is
-    idle. A baseline of the same driver is kept: learning again would let a leak grow into it.
+    idle. A baseline of the same driver is kept: learning again would let a leak grow into it. Only where a person
+    asks for it is it replaced, and then more may be learned; for what is not learned then, a refusal says why.
     """
     need_root(machine)
     state = known_value(machine.gpus(), "what the GPUs say")
@@ -272,12 +275,16 @@ def learn_baselines(
         uuid, used, total = gpu["uuid"], gpu.get("used_mib"), gpu.get("total_mib")
         if uuids is not None and uuid not in uuids:
             continue
+        why = ""
         if uuid in busy or gpu.get("minor") in held or not isinstance(used, int):
-            continue
-        if not isinstance(total, int) or not baseline_learnable(used, total):
-            continue
+            why = "somebody uses it, or it does not say what is in use"
+        elif not isinstance(total, int) or not baseline_learnable(used, total, asked=asked):
+            why = f"{used} MiB of {total} MiB is more than an idle card may use"
+        if why and asked:
+            raise Refused("NotIdle", f"GPU {uuid} cannot be learned as idle: {why}")
         old = learned.get(uuid)
-        if old is not None and old.get("driver") == state.get("driver"):
+        same = old is not None and old.get("driver") == state.get("driver")
+        if why or (same and not asked):
             continue
         learned[uuid] = {
             "used_mib": used,
@@ -286,6 +293,7 @@ def learn_baselines(
             "mig": gpu.get("mig"),
             "persistence": gpu.get("persistence"),
             "learned_at": machine.walltime(),
+            "by": "person" if asked else "idle",
         }
     changes.write(f"{STATE}/baselines.json", encoded(dict(learned, version=RECORD_VERSION)))
     return learned

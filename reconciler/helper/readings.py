@@ -47,6 +47,7 @@ __all__ = [
     "cgroup_owner",
     "classify_holder",
     "in_control_group",
+    "is_mps",
     "known",
     "pci_address",
     "process_is_dead",
@@ -86,12 +87,12 @@ def at_baseline(used_mib: int, baseline_mib: int, total_mib: int) -> bool:
     return used_mib <= baseline_mib + baseline_tolerance_mib(total_mib)
 
 
-def baseline_learnable(used_mib: int, total_mib: int) -> bool:
-    """Say whether a reading may be learned as idle without asking: at most 1024 MiB or 2 % of the card.
+def baseline_learnable(used_mib: int, total_mib: int, *, asked: bool = False) -> bool:
+    """Say whether a reading may be learned as idle: at most 1024 MiB or 2 % of the card; 10 % where a person asks.
 
     More than that is rather somebody's memory than a driver's, and would hide a left-over for ever.
     """
-    return used_mib <= max(1024, total_mib // 50)
+    return used_mib <= max(1024, total_mib // (10 if asked else 50))
 
 
 # -- units --------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ _SYSTEM_DIRECTORIES = (
     "/opt/datadog-agent/",
     "/opt/rocm",
 )
-_MPS_SERVER = "nvidia-cuda-mps-server"
+_MPS_PROGRAMS = ("/nvidia-cuda-mps-server", "/nvidia-cuda-mps-control")
 
 
 def classify_holder(process: Mapping[str, Any], context: Mapping[str, Any]) -> Tuple[str, str]:
@@ -278,13 +279,17 @@ def _in_recorded_namespace(
 
 def _stranger(process: Mapping[str, Any], context: Mapping[str, Any]) -> Tuple[str, str]:
     infra = _infra_why(process, context)
-    is_mps = (process.get("exe") or "").endswith("/" + _MPS_SERVER)
-    if infra and not is_mps and process.get("pid") in (context.get("apps_pids") or ()):
+    if infra and not is_mps(process) and process.get("pid") in (context.get("apps_pids") or ()):
         return "foreign", f"{infra}, but it holds GPU memory"
     if infra:
         return "infra", infra
     owner = cgroup_owner(process["cgroup"])
     return "foreign", f"belongs to {owner['unit'] or owner['container_id'] or process['cgroup']}"
+
+
+def is_mps(process: Mapping[str, Any]) -> bool:
+    """Say whether a process is MPS's: it has a card open for others, whose end with work in flight it may not survive."""
+    return (process.get("exe") or "").endswith(_MPS_PROGRAMS)
 
 
 def _infra_why(process: Mapping[str, Any], context: Mapping[str, Any]) -> Optional[str]:
@@ -331,7 +336,7 @@ def released(
         if last[verdict]:
             return {"verdict": verdict, "reasons": last[verdict], "holders": last["holders"]}
     if last["held"]:
-        stuck = _stuck(samples, judged)
+        stuck = _stuck(samples, judged, float(context.get("dies_within_s") or WEDGED_AFTER_S))
         verdict = "wedged" if stuck else "not-released"
         return {"verdict": verdict, "reasons": stuck + last["held"], "holders": last["holders"]}
     waiting = _settling(samples, judged, settle_s)
@@ -528,18 +533,24 @@ def _judge_unit(
         judged["held"].append("the unit's control group still exists")
 
 
-def _stuck(samples: Sequence[Mapping[str, Any]], judged: Sequence[Mapping[str, Any]]) -> List[str]:
-    """Say why waiting will not help: what has been so in every sample of the last WEDGED_AFTER_S."""
-    end = samples[-1]["at"]
-    if end - samples[0]["at"] < WEDGED_AFTER_S:
-        return []
-    window = [one for one in judged if end - one["at"] <= WEDGED_AFTER_S]
+def _stuck(
+    samples: Sequence[Mapping[str, Any]],
+    judged: Sequence[Mapping[str, Any]],
+    dies_within_s: float,
+) -> List[str]:
+    """Say why waiting will not help: what has been so in every sample of the last WEDGED_AFTER_S.
+
+    One with a SIGKILL pending is given `dies_within_s` where the caller has no more time than that.
+    """
+    end, seen_s = samples[-1]["at"], samples[-1]["at"] - samples[0]["at"]
     reasons = []
-    if all(one["leak"] and not one["holders"] for one in window):
+    window = [one for one in judged if end - one["at"] <= WEDGED_AFTER_S]
+    if seen_s >= WEDGED_AFTER_S and all(one["leak"] and not one["holders"] for one in window):
         reasons.append("memory is in use, and no process holds the card")
+    window = [one for one in judged if end - one["at"] <= dies_within_s]
     for holder in judged[-1]["holders"]:
         identity = (holder["pid"], holder["start_ticks"])
-        if all(identity in _unkillable(one) for one in window):
+        if seen_s >= dies_within_s and all(identity in _unkillable(one) for one in window):
             reasons.append(
                 f"pid {holder['pid']} does not die: state {holder.get('state')}, SIGKILL pending"
             )

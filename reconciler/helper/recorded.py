@@ -398,12 +398,24 @@ def _systemd_show(exit_status: int, stdout: str, stderr: str, context: Mapping[s
     return {"verdict": verdict, "facts": _unit_facts(props, state, context)}
 
 
-_SHOW_TEXTS: Final = (
-    "LoadState ActiveState SubState Result FragmentPath TimeoutStopUSec NeedDaemonReload".split()
-)
-_SHOW_NUMBERS: Final = (
-    "Job ExecMainCode ExecMainStatus NRestarts StartLimitBurst MainPID ControlPID".split()
-)
+_SHOW_TEXTS: Final = [
+    "LoadState",
+    "ActiveState",
+    "SubState",
+    "Result",
+    "FragmentPath",
+    "TimeoutStopUSec",
+    "NeedDaemonReload",
+]
+_SHOW_NUMBERS: Final = [
+    "Job",
+    "ExecMainCode",
+    "ExecMainStatus",
+    "NRestarts",
+    "StartLimitBurst",
+    "MainPID",
+    "ControlPID",
+]
 
 
 def _show_gaps(values: Mapping[str, str]) -> list[str]:

@@ -16,6 +16,7 @@ from reconciler.helper.machine import Machine, Reading, Refused
 
 STATE = "/var/lib/reconciler"
 RUN = "/run/reconciler"
+QUARANTINE = f"{STATE}/quarantine.json"
 LIB = "/usr/local/lib/reconciler"
 SECRET_PLACES = ("/etc/reconciler/", "/run/secrets/")
 PERMANENT = "/etc/systemd/system"
@@ -213,6 +214,22 @@ def baselines_on(machine: Machine) -> Dict[str, Any]:
     return {k: v for k, v in record.items() if k != "version"}
 
 
+def quarantined_on(machine: Machine) -> Dict[str, Any]:
+    """Return {uuid: why the GPU cannot be proven usable}."""
+    record = read_json(machine, QUARANTINE) or {}
+    return {k: v for k, v in record.items() if k != "version"}
+
+
+def bound_servers(machine: Machine) -> Dict[str, Any]:
+    """Return {server: {unit, gpus}} of every server that this host knows."""
+    found = {}
+    for server in servers_on(machine):
+        bindings = read_record(machine, server, "bindings")
+        if bindings is not None:
+            found[server] = {"unit": bindings.get("unit"), "gpus": bound_gpus(bindings)}
+    return found
+
+
 def living_lease(machine: Machine, server: str) -> Optional[Dict[str, Any]]:
     """Return the server's lease while it binds anybody: of this boot, unexpired, and of the current fence.
 
@@ -337,12 +354,14 @@ __all__ = [
     "absolute_path",
     "baselines_on",
     "bound_gpus",
+    "bound_servers",
     "claim_path",
     "drop_in_path",
     "flag_path",
     "known_value",
     "lease_path",
     "living_lease",
+    "quarantined_on",
     "read_json",
     "read_record",
     "reading_of",

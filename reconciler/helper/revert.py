@@ -26,6 +26,7 @@ from reconciler.helper.guard import check_start, holder_context, learn_baselines
 from reconciler.helper.machine import Busy, Machine, Refused
 from reconciler.helper.observe import produced_by, release_sample
 from reconciler.helper.protocol import HOST_REVERT, Act, append_journal, raise_fence
+from reconciler.helper.quarantine import lift_proven
 from reconciler.helper.readings import released, unit_phase
 from reconciler.helper.records import (
     PERMANENT,
@@ -57,6 +58,11 @@ def tick_main(machine: Machine) -> int:
     """Look after every server on this host once; return the exit status."""
     began = machine.boottime()
     status = 0
+    try:
+        lift_proven(machine)
+    except (Refused, OSError) as error:
+        print(f"quarantine: {error}", flush=True)  # noqa: T201  # a unit's only voice is its output
+        status = 1
     for server in servers_on(machine):
         left = TICK_BUDGET_S - (machine.boottime() - began)
         try:

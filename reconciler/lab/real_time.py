@@ -71,6 +71,10 @@ class RealTimeHost:
         """Say that there is one layer."""
         return None
 
+    def ask_outer(self, request: Request, *, deadline_s: float) -> Answer | None:  # noqa: ARG002
+        """Say that there is one layer."""
+        return None
+
     @contextmanager
     def reach(self, port: int) -> Iterator[Address]:
         """Give the loopback address of the real stand-in that speaks for whoever serves on a port."""

@@ -69,6 +69,10 @@ class SimulatedPort:
         """Say that there is one layer."""
         return None
 
+    def ask_outer(self, request: Request, *, deadline_s: float) -> Answer | None:  # noqa: ARG002
+        """Say that there is one layer."""
+        return None
+
     def reach(self, port: int) -> AbstractContextManager[Address]:
         """Refuse: the simulated world has no sockets; its gate reads the world instead."""
         raise HostUnreachableError(self.name, f"port {port} of a simulated host has no socket")

@@ -1,0 +1,361 @@
+"""Free some GPUs of a host and prove it: what `reconcile release` does, beside one pass (`reconcile.py`).
+
+The servers bound to those GPUs go through the same step machine as in a rollout, to nothing instead of to a new revision,
+and stay down under a hold. Then every GPU is proven by itself, whoever had it, and the proof is kept on the host.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from reconciler.core import release
+from reconciler.core.attempt import Sample
+from reconciler.core.conditions import Outcome, Reason, ServerResult
+from reconciler.core.desired import ORIGINAL, Budgets, Target
+from reconciler.core.effect import Effect
+from reconciler.core.errors import CommandFailedError, HostError, UsageError
+from reconciler.core.event import Event, OutcomeReached
+from reconciler.core.fleet import Fleet
+from reconciler.core.live import Known, LiveHost
+from reconciler.core.release_plan import (
+    Bound,
+    Ledger,
+    Objection,
+    ReleasePlan,
+    attempts_for,
+    judge_card,
+    plan_release,
+    proof_of,
+    servers_on,
+)
+from reconciler.core.revision import restored
+from reconciler.core.spec import Host, Server
+from reconciler.effects.carry import Turn, carry
+from reconciler.effects.perform import Performer, observe
+from reconciler.effects.ports import HostPort, Ports, Request
+from reconciler.helper.readings import WEDGED_AFTER_S
+from reconciler.reconcile import OBSERVE_DEADLINE_S, Watcher, World, fetch_revision
+from reconciler.resolve import budgets_of, card_named
+
+ASK_DEADLINE_S = 60.0
+
+ODD_S = 3.0
+"""How long beyond its window a card is looked at that is not free: one failed probe is no verdict."""
+
+LEAK_S = WEDGED_AFTER_S + 5.0
+"""How long memory without a holder gets: after that it is stranded, not late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """What a person allows in this run if nothing else helps, each by its name: a container, GPUs."""
+
+    container: int | None = None
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def anything(self) -> bool:
+        """Say whether anything is allowed."""
+        return self.container is not None or bool(self.gpus)
+
+
+NO_CONSENT = Consent()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found before anything is done: the plan, and what it was made from."""
+
+    host: Host
+    plan: ReleasePlan
+    live: LiveHost
+    bound: tuple[Bound, ...]
+    settle_s: float
+    consent: Consent = NO_CONSENT
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """How a release ended: the servers, the proof of each card (plain JSON), and whether the host has kept it."""
+
+    results: tuple[ServerResult, ...]
+    proof: tuple[Mapping[str, Any], ...]
+    lifted: tuple[str, ...] = ()
+    not_kept: str = ""
+
+    @property
+    def verdicts(self) -> tuple[ServerResult, ...]:
+        """Give the servers' results and one for each card, so that the worst decides."""
+        return (*self.results, *(_card_result(card) for card in self.proof))
+
+
+def _card_result(card: Mapping[str, Any]) -> ServerResult:
+    why = "; ".join(card["reasons"])
+    match card["verdict"]:
+        case "released":
+            return ServerResult(card["uuid"], Outcome.STOPPED, Reason.NONE, "proven free")
+        case "unknown":
+            return ServerResult(card["uuid"], Outcome.UNKNOWN, Reason.UNREADABLE, why)
+        case "wedged" | "fault":
+            return ServerResult(card["uuid"], Outcome.FAILED, Reason.WEDGED, why)
+        case _:
+            return ServerResult(card["uuid"], Outcome.FAILED, Reason.NOT_RELEASED, why)
+
+
+# -- look and plan -------------------------------------------------------------------------------------------
+
+
+def look(
+    fleet: Fleet,
+    host: Host,
+    port: HostPort,
+    world: World,
+    names: Sequence[str],
+    *,
+    consent: Consent = NO_CONSENT,
+) -> Found:
+    """Find what holds the GPUs that are named (all, if none is), and plan. Changes nothing.
+
+    Raises:
+        UsageError: There is no such GPU.
+        HostError: The host cannot be asked.
+    """
+    first = observe(port, _args(()), deadline_s=OBSERVE_DEADLINE_S)
+    gpus = named(host.name, first, names)
+    asked = tuple(
+        {"server": name, "unit": str(first.bound[name].get("unit")), "port": None}
+        for name in servers_on(first, gpus)
+    )
+    live = observe(port, _args(asked), deadline_s=OBSERVE_DEADLINE_S)
+    specs = {s.name: s for s in fleet.servers if s.host == host.name}
+    bound = tuple(_bound(a["server"] or "", live, specs, port, world) for a in asked)
+    settle_s = max((one.budgets.settle_s for one in bound), default=Budgets().settle_s)
+    plan = plan_release(host.name, live, gpus, bound)
+    refusals = tuple(_consent_refusals(host, gpus, consent))
+    plan = replace(plan, objections=(*refusals, *plan.objections))
+    return Found(host, plan, live, bound, settle_s, consent)
+
+
+def _consent_refusals(host: Host, gpus: Sequence[str], consent: Consent) -> Iterator[Objection]:
+    """Refuse a consent that names something else than what is there: a typing mistake must not restart or reset anything."""
+    vmid = host.proxmox.vmid if host.proxmox is not None else None
+    if consent.container is not None and consent.container != vmid:
+        has = f"container {vmid}" if vmid is not None else "no container of a Proxmox node"
+        sentence = (
+            f"--allow-container-restart {consent.container}: {host.name} is {has}; nothing was done"
+        )
+        yield Objection(Outcome.REFUSED, Reason.POLICY, sentence)
+    for uuid in consent.gpus:
+        if uuid not in gpus:
+            there = ", ".join(gpus)
+            sentence = (
+                f"--allow-gpu-reset {uuid}: the GPUs to be released are {there}; nothing was done"
+            )
+            yield Objection(Outcome.REFUSED, Reason.POLICY, sentence)
+
+
+def named(host: str, live: LiveHost, names: Sequence[str]) -> tuple[str, ...]:
+    """Give the UUIDs of the GPUs that a person named by index, UUID or PCI bus id; all, if none was named."""
+    if not isinstance(live.gpus, Known):
+        raise CommandFailedError(
+            host, f"its GPUs cannot be read: {live.gpus.reason}; nothing was changed"
+        )
+    cards = live.gpus.value
+    if not names:
+        return tuple(g.uuid for g in cards)
+    found = []
+    for name in names:
+        card = card_named(int(name) if name.isdigit() else name, cards)
+        if card is None:
+            known = ", ".join(f"{g.index} ({g.uuid})" for g in cards) or "none"
+            message = f"{host} has no GPU {name}; it has {known}"
+            raise UsageError(message)
+        found.append(card.uuid)
+    return tuple(dict.fromkeys(found))
+
+
+def _args(servers: Sequence[Mapping[str, Any]], cursor: str = "") -> dict[str, Any]:
+    return {
+        "servers": [dict(s) for s in servers],
+        "kernel_cursor": cursor or None,
+        "paths": [],
+        "users": [],
+        "gpus": True,
+    }
+
+
+def _bound(
+    name: str, live: LiveHost, specs: Mapping[str, Server], port: HostPort, world: World
+) -> Bound:
+    """Collect what stopping a server needs: from its spec where there is one, else from what the host keeps."""
+    found, entry = live.server(name), live.bound[name]
+    records = found.known_records
+    old: Target | None = None
+    if records is not None and records.applied is not None:
+        old, _ = fetch_revision(port, name, records.applied.revision)
+    spec = specs.get(name)
+    if spec is None and old is not None and old.spec:
+        spec = restored(json.loads(old.spec), world.engines)
+    gpus = tuple(str(u) for u in entry.get("gpus") or ())
+    text = found.permanent.value if isinstance(found.permanent, Known) else None
+    if old is None and text is not None:
+        old = Target(revision=ORIGINAL, unit_text=text, gpu_uuids=gpus)
+    return Bound(
+        server=name,
+        unit=str(entry.get("unit")),
+        gpus=gpus,
+        budgets=budgets_of(spec) if spec is not None else Budgets(),
+        old=old,
+        port=None,
+    )
+
+
+# -- act -------------------------------------------------------------------------------------------------------
+
+
+def free(
+    found: Found,
+    port: HostPort,
+    world: World,
+    hold: Mapping[str, Any],
+    emit: Callable[[Event], None],
+    *,
+    learn: bool = False,
+) -> Released:
+    """Stop the servers and hold them, then prove each GPU. The plan must have no objections.
+
+    Raises:
+        HostError: The host could not be asked for the proof.
+    """
+    assert not found.plan.objections, "what is objected to is not begun"
+    began = world.clock.now()
+    ledger = Ledger(found.bound, found.plan.gpus, began)
+    ledger.look(found.live, began)
+    results: list[ServerResult] = []
+    with world.exclusive(found.host.name) as alone:
+        ids = {one.server: world.new_id() for one in found.plan.stop}
+        for attempt in attempts_for(found.plan, found.live, hold, ids):
+            watcher = Watcher(found.host.name, began, world.clock, emit)
+            ports = Ports(port, world.clock, world.engines, world.gate, world.holder)
+            ended = carry(replace(attempt, alone=alone), Performer(ports), _both(watcher, ledger))
+            results += ended
+            for result in ended:
+                emit(OutcomeReached(world.clock.now() - began, result))
+            if any(r.outcome is not Outcome.STOPPED for r in ended):
+                break
+        left = [
+            one.server for one in found.plan.stop if one.server not in {r.server for r in results}
+        ]
+        results += [_not_begun(name) for name in left]
+        if learn and not left:
+            relearn(found, port)
+        return keep_proof(found, port, world, ledger, tuple(results))
+
+
+def _both(watcher: Watcher, ledger: Ledger) -> Callable[[Turn], None]:
+    last: list[Effect | None] = [None]
+
+    def turn(turn: Turn) -> None:
+        ledger.note(last[0], turn.reply)
+        last[0] = turn.effect
+        watcher.turn(turn)
+
+    return turn
+
+
+def relearn(found: Found, port: HostPort) -> None:
+    """Have the host take what its GPUs use now as their idle use, because a person says so.
+
+    Raises:
+        CommandFailedError: Somebody holds one of them, or it uses more than any idle card does.
+    """
+    asked = [{"server": o.server, "unit": o.unit, "port": None} for o in found.bound]
+    live = observe(port, _args(asked), deadline_s=OBSERVE_DEADLINE_S)
+    plan = plan_release(found.host.name, live, found.plan.gpus, found.bound)
+    held = [h for c in plan.cards for h in c.holders if h.cls != "infra"]
+    if held:
+        message = f"{held[0].sentence()}: what the GPUs use now is not their idle use, and was not learned"
+        raise CommandFailedError(found.host.name, message)
+    answer = port.call(
+        Request("relearn", {"gpus": list(found.plan.gpus)}), deadline_s=ASK_DEADLINE_S
+    )
+    if answer.outcome != "done":
+        raise CommandFailedError(found.host.name, f"{answer.message}; nothing was learned")
+
+
+def _not_begun(name: str) -> ServerResult:
+    sentence = "not begun, because the release of another server failed; it runs on as it was"
+    return ServerResult(name, Outcome.REFUSED, Reason.NOT_RELEASED, sentence)
+
+
+def keep_proof(
+    found: Found, port: HostPort, world: World, ledger: Ledger, results: tuple[ServerResult, ...]
+) -> Released:
+    """Take the samples of a proof, judge every card by them, and have the host keep what was found."""
+    live, samples = _watch(found, port, world, ledger)
+    proof = proof_of(samples, ledger, live, found.settle_s)
+    for card in proof:
+        if card["verdict"] in {"wedged", "fault"}:
+            card["evidence"] = evidence_of(port, card["holders"])
+    servers = [
+        {"server": r.server, "outcome": r.outcome.value, "sentence": r.sentence} for r in results
+    ]
+    whole = {"host": found.host.name, "by": world.holder, "servers": servers, "gpus": proof}
+    request = Request("note-release", {"proof": whole})
+    try:
+        answer = port.call(request, deadline_s=ASK_DEADLINE_S)
+    except HostError as error:
+        return Released(results, tuple(proof), not_kept=str(error))
+    lifted = tuple(str(u) for u in answer.data.get("lifted") or ())
+    why = "" if answer.outcome == "done" else answer.message or answer.reason
+    return Released(results, tuple(proof), lifted, why)
+
+
+def _watch(
+    found: Found, port: HostPort, world: World, ledger: Ledger
+) -> tuple[LiveHost, tuple[Sample, ...]]:
+    """Look until every card is proven free, or until looking longer would not help."""
+    asked = [{"server": o.server, "unit": o.unit, "port": None} for o in found.bound]
+    cursor, began = release.cursor_of(found.live), world.clock.now()
+    samples: tuple[Sample, ...] = ()
+    while True:
+        live = observe(port, _args(asked, cursor), deadline_s=OBSERVE_DEADLINE_S)
+        now = world.clock.now()
+        samples = (*samples[-60:], release.sample_of(live, now))
+        ledger.look(live, now)
+        verdicts = [
+            judge_card(samples, uuid, found.bound, live, found.settle_s) for uuid in ledger.gpus
+        ]
+        open_ = [(state, reasons) for state, reasons in verdicts if state != "released"]
+        leaks = all(state == "not-released" and "still holds" in " ".join(r) for state, r in open_)
+        held = any("held by" in " ".join(r) for _, r in open_)
+        limit = LEAK_S if leaks and not held else found.settle_s + ODD_S
+        if not open_ or now - began >= limit or world.clock.stopping:
+            return live, samples
+        world.clock.sleep(max(0.05, found.settle_s / 4) if now - began < 10.0 else 1.0)
+
+
+def evidence_of(port: HostPort, holders: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Collect what a person needs to see of a wedged card, from each layer that can show it. Never raises."""
+    shown: dict[str, Any] = {}
+    for layer in ("inner", "outer"):
+        pids = [h["pid"] for h in holders if h["layer"] == layer and not h["gone"]][:32]
+        request = Request("evidence", {"pids": pids})
+        try:
+            if layer == "inner":
+                answer = port.call(request, deadline_s=ASK_DEADLINE_S)
+            elif (outer := port.ask_outer(request, deadline_s=ASK_DEADLINE_S)) is not None:
+                answer = outer
+            else:
+                continue
+        except HostError as error:
+            shown[layer] = {"unknown": str(error)}
+            continue
+        shown[layer] = answer.data.get("evidence") or {"unknown": answer.message or answer.reason}
+    return shown
+
+
+__all__ = ["Found", "Released", "evidence_of", "free", "keep_proof", "look", "named"]
