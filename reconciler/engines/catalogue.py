@@ -68,9 +68,12 @@ class SpeculativeKey:
     internal: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Catalogue:
-    """All flags of one version. `note` is set when it stands for another version than the asked one."""
+    """All flags of one version. `note` is set when it stands for another version than the asked one.
+
+    One is itself and no other, so that what is derived from it can be kept by it.
+    """
 
     engine: str
     version: str
@@ -217,11 +220,10 @@ class Checked:
 def check_args(book: Catalogue, args: Mapping[str, object], owned: Mapping[str, str]) -> Checked:
     """Check the keys and values of `args` against a catalogue.
 
-    `owned` maps flags to what decides them instead. Keys are full names or aliases, without
+    `owned` maps flags, by this version's full names, to what decides them instead. Keys are full names or aliases, without
     dashes in front; a prefix or a spelling with underscores is refused although the engine might take
     it: it hides which flag is meant, from the reader and from the operator's policy.
     """
-    owned = book.canonical(owned)
     values: dict[str, tuple[str, Flag, object]] = {}
     problems: list[Finding] = []
     warnings: list[Finding] = []

@@ -101,15 +101,17 @@ class Options(BaseModel):
 def problems(server: Server) -> list[Finding]:
     """Say what SGLang would refuse, or run otherwise than written."""
     book = _book(server)
-    found = [*container.problems(server), *_fields(server, book), *_checked(server, book).problems]
+    checked = _checked(server, book)
+    args = _spelled(checked)
+    found = [*container.problems(server), *_fields(server, book), *checked.problems]
     found += [
         (f"env.{key}", "fakes the acceptance of speculative decoding")
         for key in sorted(server.env)
         if FAKES.fullmatch(key)
     ]
-    found += _parallel(server, _args(server, book))
+    found += _parallel(server, args)
     if server.speculative is not None:
-        found += sglang_speculative.problems(case_of(server, book, _args(server, book)), book)
+        found += sglang_speculative.problems(case_of(server, book, args), book)
     return found
 
 
@@ -149,11 +151,11 @@ def _fields(server: Server, book: Catalogue) -> list[Finding]:
     return found
 
 
-def _args(server: Server, book: Catalogue) -> dict[str, object]:
+def _spelled(checked: Checked) -> dict[str, object]:
     """Return the accepted `args` under every spelling of their flags, so that no alias evades a rule."""
     return {
         spelling[2:]: value
-        for flag, value in _checked(server, book).values
+        for flag, value in checked.values
         for spelling in (flag.flag, *flag.aliases)
     }
 
@@ -184,7 +186,8 @@ def _parallel(server: Server, args: Mapping[str, object]) -> list[Finding]:
 def warnings(server: Server) -> list[Finding]:
     """Say what is accepted and worth a look."""
     book = _book(server)
-    found = [*_checked(server, book).warnings]
+    checked = _checked(server, book)
+    found = [*checked.warnings]
     if book.note is not None:
         found.insert(0, ("engine.version", book.note))
     if server.model is not None and not is_path(server.model) and server.model_revision is None:
@@ -192,7 +195,7 @@ def warnings(server: Server) -> list[Finding]:
             ("model_revision", "is not pinned: the model of the day is taken, and a model is code")
         )
     if server.speculative is not None:
-        found += sglang_speculative.warnings(case_of(server, book, _args(server, book)))
+        found += sglang_speculative.warnings(case_of(server, book, _spelled(checked)))
     return found
 
 
@@ -488,5 +491,11 @@ def _book(server: Server) -> Catalogue:
 
 
 def _checked(server: Server, book: Catalogue) -> Checked:
-    owned = {flag: "`speculative`" for flag in book.flags if flag.startswith(PREFIX)}
-    return check_args(book, server.args, {**owned, **OWNED})
+    return check_args(book, server.args, _owned(book))
+
+
+@functools.cache
+def _owned(book: Catalogue) -> Mapping[str, str]:
+    """Return what decides flags instead of `args`, by this version's names. Once a version: fleets are large."""
+    speculative = {flag: "`speculative`" for flag in book.flags if flag.startswith(PREFIX)}
+    return book.canonical({**speculative, **OWNED})

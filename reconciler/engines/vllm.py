@@ -9,6 +9,7 @@ object; the key comes as `VLLM_API_KEY`, so it is in no argument.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -478,4 +479,10 @@ def _book(server: Server) -> Catalogue:
 
 
 def _checked(server: Server, book: Catalogue) -> Checked:
-    return check_args(book, server.args, OWNED)
+    return check_args(book, server.args, _owned(book))
+
+
+@functools.cache
+def _owned(book: Catalogue) -> Mapping[str, str]:
+    """Return what decides flags instead of `args`, by this version's names. Once a version: fleets are large."""
+    return book.canonical(OWNED)
