@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from reconciler.core.fleet import Fleet
+from reconciler.effects.steer import write_records
 from reconciler.engines import custom
+from reconciler.helper.records import QUARANTINE, encoded
 from reconciler.lab.schedule import HOST, fleet_of, new_host
 from reconciler.lab.simulated import SimulatedHost
 from reconciler.lab.simulated_ports import SimulatedPort, controller_world
@@ -52,3 +54,17 @@ class Stage:
     def uuid(self, index: int) -> str:
         """Give a card's UUID."""
         return self.host.host.gpus[index].uuid
+
+    def resume(self) -> None:
+        """End the hold on the server."""
+        write_records(SimulatedPort(self.host), "qwen", "tester", [("hold", None)])
+
+    def quarantine(self, index: int) -> None:
+        """Mark a card by hand."""
+        mark = {
+            "kind": "fault",
+            "reasons": ["by hand"],
+            "boot_id": self.host.host.boot_id,
+            "minor": index,
+        }
+        self.host.host.files.put(QUARANTINE, encoded({self.uuid(index): mark, "version": 1}))

@@ -180,7 +180,7 @@ def _register_steering(app: typer.Typer) -> None:
 def _status(names: tuple[str, ...], specs: Path, output: Output, export: str = "") -> int:
     from reconciler.cli.run import check_names
     from reconciler.reconcile import survey
-    from reconciler.views.status import status_json, status_table
+    from reconciler.views.status import quarantine_lines, status_json, status_table
     from reconciler.wiring import RealClock, world
 
     setup = settings()
@@ -198,6 +198,7 @@ def _status(names: tuple[str, ...], specs: Path, output: Output, export: str = "
         from rich.console import Console
 
         Console(highlight=False).print(status_table(found))
+        out_markup(quarantine_lines(found))
         out_markup([str(p) for p in fleet.problems], talk=True)
     from reconciler.core.conditions import UNKNOWN
 

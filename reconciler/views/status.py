@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from reconciler.core.conditions import Outcome
 from reconciler.core.diff import SyncStatus, sync_status
 from reconciler.core.live import Known, LiveHost
+from reconciler.core.release_plan import DRIFT_MIB
 from reconciler.views.machine import drift_json
+from reconciler.views.release import evidence_lines
 from reconciler.views.terminal import safe
 
 if TYPE_CHECKING:
@@ -45,6 +48,8 @@ def status_table(found: Survey) -> Table:
         for plan in host.plans:
             status = stand(plan, host.live)
             what = "; ".join(d.sentence for d in plan.drift) or plan.sentence
+            if plan.outcome is Outcome.WAITING:
+                what = plan.sentence  # Down because somebody wants it so is no drift.
             colour = COLOUR.get(status, "red")
             row = (
                 plan.wish.server,
@@ -57,6 +62,37 @@ def status_table(found: Survey) -> Table:
             )
             table.add_row(*row)
     return table
+
+
+def quarantine_lines(found: Survey) -> list[str]:
+    """Show every GPU that cannot be proven usable, and every floor that has risen since its baseline was learned."""
+    lines = []
+    for host in found.hosts:
+        name = safe(host.host.name)
+        for gpu in _host_json(host)["gpus"]:
+            title = f"{name}: GPU {gpu['index']} {safe(gpu['uuid'])}"
+            if gpu["quarantined"] is not None:
+                mark = gpu["quarantined"]
+                lines.append(f"[red]Quarantined[/] {title}: {safe('; '.join(mark['reasons']))}")
+                for layer, reading in _layers(mark.get("evidence")):
+                    lines += evidence_lines(layer, reading)
+                lines.append(
+                    f"      a proof of release lifts it: `reconcile release {name} --gpus {safe(gpu['uuid'])}`"
+                )
+            if (gpu["drift_mib"] or 0) > DRIFT_MIB:
+                lines.append(
+                    f"[yellow]floor[/] {title}: idle at {gpu['baseline_mib']} MiB when learned, {gpu['drift_mib']} MiB more at its last release"
+                )
+    return lines
+
+
+def _layers(evidence: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Give the evidence of a mark by layer: a rollout's was taken beside the unit, a release's on both."""
+    if not isinstance(evidence, Mapping):
+        return []
+    if "known" in evidence or "unknown" in evidence:
+        return [("inner", evidence)]
+    return [(layer, reading) for layer, reading in evidence.items() if isinstance(reading, Mapping)]
 
 
 def _phase(plan: ServerPlan, host: HostSurvey) -> str:
@@ -109,6 +145,8 @@ def _running_with(plan: ServerPlan) -> dict[str, Any]:
 def _host_json(host: HostSurvey) -> dict[str, Any]:
     live = host.live
     gpus = live.gpus.value if live is not None and isinstance(live.gpus, Known) else ()
+    known = live is not None and isinstance(live.quarantine, Known)
+    marks = live.quarantine.value if live is not None and isinstance(live.quarantine, Known) else {}
     return {
         "host": host.host.name,
         "reachable": not host.silence,
@@ -120,6 +158,9 @@ def _host_json(host: HostSurvey) -> dict[str, Any]:
                 "used_mib": g.used_mib,
                 "total_mib": g.total_mib,
                 "baseline_mib": _baseline(live, g.uuid),
+                "drift_mib": _drift(live, g.uuid),
+                "status": "Quarantined" if g.uuid in marks else "Ok" if known else "Unknown",
+                "quarantined": dict(marks[g.uuid]) if g.uuid in marks else None,
             }
             for g in gpus
         ],
@@ -128,6 +169,20 @@ def _host_json(host: HostSurvey) -> dict[str, Any]:
 
 def _baseline(live: LiveHost | None, uuid: str) -> Any:
     return live.baselines.get(uuid, {}).get("used_mib") if live is not None else None
+
+
+def _drift(live: LiveHost | None, uuid: str) -> int | None:
+    """Give how far above its baseline a card was when it was last proven free; None where no rollout tells."""
+    baseline = _baseline(live, uuid)
+    if live is None or not isinstance(baseline, int):
+        return None
+    told = [
+        (float(h.get("at") or 0), idle[uuid])
+        for server in live.servers.values()
+        for h in server.history
+        if isinstance(idle := h.get("idle_mib"), Mapping) and isinstance(idle.get(uuid), int)
+    ]
+    return max(told)[1] - baseline if told else None
 
 
 def history_lines(server: str, history: Sequence[Mapping[str, Any]]) -> list[str]:
