@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from reconciler.core.errors import ReconcilerError
+from reconciler.core.masking import masked
 
 LINE_MAX = 1024 * 1024 - 4096
 """systemd reads at most 1 MiB into one logical line (LONG_LINE_MAX); a longer one breaks the unit."""
@@ -154,9 +155,13 @@ def guard_instance(unit: str) -> str:
 
 
 def unit_diff(old: str, new: str, *, old_name: str = "live", new_name: str = "desired") -> str:
-    """Return the unified difference of two unit texts, empty when they are equal."""
+    """Return the unified difference of two unit texts, empty when they are equal. Secrets are masked: a stranger's unit may hold some."""
     lines = difflib.unified_diff(
-        old.splitlines(), new.splitlines(), fromfile=old_name, tofile=new_name, lineterm=""
+        masked(old).splitlines(),
+        masked(new).splitlines(),
+        fromfile=old_name,
+        tofile=new_name,
+        lineterm="",
     )
     return "\n".join(lines)
 

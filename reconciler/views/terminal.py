@@ -27,6 +27,7 @@ from reconciler.systemd import unit_diff
 COLOUR = {
     Action.DEPLOY: "green",
     Action.ADOPT: "yellow",
+    Action.TAKE_OVER: "cyan",
     Action.CHANGE: "yellow",
     Action.RELOAD: "cyan",
     Action.START: "green",
@@ -97,13 +98,16 @@ def server_lines(plan: ServerPlan) -> list[str]:
         lines += [f"    [{diff_colour(row)}]{safe(row)}[/]" for row in diff.splitlines()]
     lines.append("    steps:")
     lines += [f"      {number}. {safe(step)}" for number, step in enumerate(plan.steps, 1)]
-    if plan.may_be_killed and plan.action not in {Action.RELOAD, Action.VERIFY}:
+    if plan.may_be_killed and plan.action not in UNTOUCHED:
         lines.append(
             f"    ended by force if it does not stop by itself: {safe(', '.join(plan.may_be_killed))}"
         )
     lines.append(f"    {_outage(plan)}")
     return [*lines, ""]
 
+
+UNTOUCHED = frozenset({Action.RELOAD, Action.VERIFY, Action.TAKE_OVER})
+"""Plans that touch no process."""
 
 TOLD = frozenset({"memory.fit", "memory.context"})
 """Checks whose numbers are worth a line when all is well."""
@@ -146,7 +150,7 @@ def diff_colour(row: str) -> str:
 
 
 def _outage(plan: ServerPlan) -> str:
-    if plan.action in {Action.RELOAD, Action.VERIFY}:
+    if plan.action in UNTOUCHED:
         return "expected outage: none"
     if plan.outage_s is None:
         return "expected outage: not known yet (no rollout of this server on this host so far); about the time the model takes to load"
