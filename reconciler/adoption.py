@@ -156,9 +156,9 @@ def adopt(live: LiveHost, name: str, host: str, engines: Mapping[str, Engine]) -
     """Write a spec for what was observed of one unit, and compare what it renders with what is there."""
     found = stranger_of(live, name)
     argv, engine, how = _command(found, engines)
-    adoption = _adopted(live, found, name, host, engines, (argv, engine, how))
+    adoption = _adopted(live, name, host, engines, (argv, engine, how))
     if adoption.problems and engine != LAST:
-        plain = _adopted(live, found, name, host, engines, (argv, LAST, how))
+        plain = _adopted(live, name, host, engines, (argv, LAST, how))
         if not plain.problems:
             why = f"{engine}'s own fields cannot say this command ({'; '.join(adoption.problems)}), so the command is written out: flags are then not checked"
             return replace(plain, remarks=(Remark("engine", why, "engine"), *plain.remarks))
@@ -167,20 +167,19 @@ def adopt(live: LiveHost, name: str, host: str, engines: Mapping[str, Engine]) -
 
 def _adopted(
     live: LiveHost,
-    found: Stranger,
     name: str,
     host: str,
     engines: Mapping[str, Engine],
     command: tuple[tuple[str, ...], str, tuple[Remark, ...]],
 ) -> Adoption:
-    argv, engine, how = command
+    found, (argv, engine, how) = stranger_of(live, name), command
     draft = _Draft(name, host, found.unit, remarks=[r for r in how if r.path])
     draft.unmapped = [r for r in how if not r.path]
     _engine_fields(draft, found, argv, engines[engine])
     _listen(draft, found, argv, engine)
     _cards(draft, found, live)
     _environment(draft, found)
-    _unit_fields(draft, found, engines[engine])
+    _unit_fields(draft, found)
     _directives(draft, found)
     server, problems = _judged(draft, engines)
     done = Adoption(
@@ -227,14 +226,14 @@ def _command(
         remarks.append(
             Remark("engine", f"read from the running process, because {found.loaded_why}", "engine")
         )
-    for letter in sorted({m for line in starts for m in SPECIFIER.findall(line)}):
-        remarks.append(
-            Remark(
-                "engine",
-                f"the unit's %{letter} is written out as it stands for this unit",
-                "engine",
-            )
+    remarks += [
+        Remark(
+            "engine",
+            f"the unit's %{letter} is written out as it stands for this unit",
+            "engine",
         )
+        for letter in sorted({m for line in starts for m in SPECIFIER.findall(line)})
+    ]
     for where, argv in candidates:
         name = next((n for n in known if argv and engines[n].recognises(argv)), None)
         if name is None:
@@ -427,7 +426,7 @@ def _environment(draft: _Draft, found: Stranger) -> None:
         )
 
 
-def _unit_fields(draft: _Draft, found: Stranger, engine: Engine) -> None:
+def _unit_fields(draft: _Draft, found: Stranger) -> None:
     runtime = dict(_map(draft.fields.get("runtime")))
     if found.user and found.user != "root":
         runtime["user"] = found.user
@@ -439,7 +438,7 @@ def _unit_fields(draft: _Draft, found: Stranger, engine: Engine) -> None:
     if runtime:
         draft.fields["runtime"] = runtime
     if found.stop_s is not None:
-        stop = max(1.0, min(86_400.0, found.stop_s - engine.stop_extra_s))
+        stop = max(1.0, min(86_400.0, found.stop_s))
         draft.fields["timeouts"] = {"stop": duration_text(stop)}
         if stop < 60:
             draft.note(
@@ -561,7 +560,7 @@ def spec_text(adoption: Adoption) -> str:
     yaml.width = 120
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.dump(tree, out)
-    return "".join(f"# {line}\n" for line in _header(adoption)) + out.getvalue()
+    return "".join(f"# {line}".rstrip() + "\n" for line in _header(adoption)) + out.getvalue()
 
 
 def _header(adoption: Adoption) -> Iterator[str]:

@@ -176,6 +176,7 @@ COMMANDS = {
     "schema": "specs",
     "explain": "specs",
     "enrol": "enrol",
+    "adopt": "adopt",
     "apply": "saved",
     "status": "steer",
     "history": "steer",
