@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from reconciler.bench.load_plan import Endpoint, Prompt
@@ -17,7 +18,7 @@ from reconciler.core.desired import Target
 from reconciler.core.errors import HostError, UsageError
 from reconciler.core.gate import Reason, Verdict, VerdictKind
 from reconciler.core.live import Known
-from reconciler.core.measurement import Baseline, ReasonCode
+from reconciler.core.measurement import Baseline, ReasonCode, RunResult
 from reconciler.core.revision import restored
 from reconciler.core.spec import Gate, Server
 from reconciler.effects.bench import bearer_of, endpoint_of, on_the_host
@@ -52,23 +53,16 @@ def measure(
         )
     facts = {"gpus": ",".join(target.gpu_uuids), "model": server.model or ""}
     try:
-        prompts = _prompts(server.gate, workloads)
-        faked = faked_acceptance(server, host)
-        if faked:
-            return _refused(faked)
-        with _reached(server, host, facts) as (endpoint, meter):
-            outcome = run_gate(
-                server.gate,
-                endpoint,
-                _stored(baseline),
-                deadline_s=deadline_s,
-                on_progress=lambda progress: on_progress(str(progress)),
-                meter=meter,
-                prompts=prompts,
-                speculative=json.dumps(server.speculative, sort_keys=True)
-                if server.speculative
-                else "",
-            )
+        outcome = outcome_of(
+            server,
+            server.gate,
+            host,
+            _stored(baseline),
+            deadline_s=deadline_s,
+            on_progress=on_progress,
+            facts=facts,
+            workloads=workloads,
+        )
     except UsageError as error:
         return GateReport("error", f"the gate cannot be run: {error}", {"kind": "gate"})
     except HostError as error:
@@ -78,16 +72,50 @@ def measure(
     return report_of(outcome, target.revision)
 
 
+def outcome_of(
+    server: Server,
+    gate: Gate,
+    host: HostPort,
+    baseline: Baseline | None,
+    *,
+    deadline_s: float,
+    on_progress: Callable[[str], None],
+    go_on: Callable[[Sequence[RunResult]], bool] = lambda _results: False,
+    facts: Mapping[str, str] = MappingProxyType({}),
+    workloads: Path | None = None,
+) -> GateOutcome:
+    """Measure a server that is up under a gate that need not be its own; see `rounds.run_gate`.
+
+    Raises:
+        UsageError: The gate asks for prompts that are not there.
+        HostError: The host, or its key file, cannot be reached.
+    """
+    prompts = _prompts(gate, workloads)
+    faked = faked_acceptance(server, host)
+    if faked:
+        return _refused(faked)
+    with _reached(server, gate, host, facts) as (endpoint, meter):
+        return run_gate(
+            gate,
+            endpoint,
+            baseline,
+            deadline_s=deadline_s,
+            on_progress=lambda progress: on_progress(str(progress)),
+            meter=meter,
+            prompts=prompts,
+            speculative=json.dumps(server.speculative, sort_keys=True)
+            if server.speculative
+            else "",
+            go_on=go_on,
+        )
+
+
 @contextmanager
 def _reached(
-    server: Server, host: HostPort, facts: Mapping[str, str]
+    server: Server, gate: Gate, host: HostPort, facts: Mapping[str, str]
 ) -> Iterator[tuple[Endpoint, Meter]]:
     """Give the way to the server and who measures: this process, or the client on the host where the gate says so."""
-    if (
-        server.gate is not None
-        and server.gate.measured_from == "host"
-        and isinstance(host, ConnectedHost)
-    ):
+    if gate.measured_from == "host" and isinstance(host, ConnectedHost):
         with HostMeter(host.name, host.inner.transport).running() as meter:
             yield on_the_host(server, bearer=bearer_of(server, host), facts=facts), meter
         return
@@ -140,15 +168,12 @@ def faked_acceptance(server: Server, host: HostPort) -> str:
     return next((word[:120] for word in words if _FAKES.fullmatch(word)), "")
 
 
-def _refused(faked: str) -> GateReport:
+def _refused(faked: str) -> GateOutcome:
     message = (
         f"the gate refuses to measure: the server runs with {faked!r}, which fakes the acceptance of speculative decoding. "
         "Take it away and apply again"
     )
-    reason = Reason(ReasonCode.FAKED, message)
-    verdict = Verdict(VerdictKind.FAIL, (reason,))
-    evidence = {"version": 1, "kind": "gate", "message": message, "judgement": verdict.to_json()}
-    return GateReport("fail", message, evidence)
+    return GateOutcome(Verdict(VerdictKind.FAIL, (Reason(ReasonCode.FAKED, message),)), (), 0)
 
 
 def _stored(baseline: Mapping[str, Any] | None) -> Baseline | None:
