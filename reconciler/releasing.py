@@ -42,6 +42,13 @@ from reconciler.resolve import budgets_of, card_named
 
 ASK_DEADLINE_S = 60.0
 
+RESTART_DEADLINE_S = 200.0
+BACK_S = 120.0
+"""From the restart of a container to a login in it."""
+
+RESET_DEADLINE_S = 120.0
+"""A reset takes seconds, and the driver's first initialisation afterwards tens of them on a machine with eight cards."""
+
 ODD_S = 3.0
 """How long beyond its window a card is looked at that is not free: one failed probe is no verdict."""
 
@@ -85,6 +92,8 @@ class Released:
     proof: tuple[Mapping[str, Any], ...]
     lifted: tuple[str, ...] = ()
     not_kept: str = ""
+    notes: tuple[str, ...] = ()
+    """What became of the acts that a person consented to."""
 
     @property
     def verdicts(self) -> tuple[ServerResult, ...]:
@@ -252,7 +261,8 @@ def free(
         results += [_not_begun(name) for name in left]
         if learn and not left:
             relearn(found, port)
-        return keep_proof(found, port, world, ledger, tuple(results))
+        released = keep_proof(found, port, world, ledger, tuple(results))
+        return last_rungs(found, port, world, ledger, released)
 
 
 def _both(watcher: Watcher, ledger: Ledger) -> Callable[[Turn], None]:
@@ -289,6 +299,75 @@ def relearn(found: Found, port: HostPort) -> None:
 def _not_begun(name: str) -> ServerResult:
     sentence = "not begun, because the release of another server failed; it runs on as it was"
     return ServerResult(name, Outcome.REFUSED, Reason.NOT_RELEASED, sentence)
+
+
+def last_rungs(
+    found: Found, port: HostPort, world: World, ledger: Ledger, released: Released
+) -> Released:
+    """Climb the rungs that a person consented to, where nothing else has freed a card, and prove again."""
+    notes: list[str] = []
+    stuck = [card for card in released.proof if card["verdict"] in {"wedged", "fault"}]
+    held = [c for c in stuck if any(not h["gone"] and h["class"] != "infra" for h in c["holders"])]
+    if found.consent.container is not None and held:
+        uuids = [str(c["uuid"]) for c in held]
+        notes.append(restart_container(found, port, world, uuids))
+        released = keep_proof(found, port, world, ledger, released.results)
+        stuck = [card for card in released.proof if card["verdict"] in {"wedged", "fault"}]
+    named_stuck = [str(c["uuid"]) for c in stuck if c["uuid"] in found.consent.gpus]
+    if named_stuck:
+        # All that were named: linked cards are reset in one command or not at all.
+        notes.append(reset_gpus(port, list(found.consent.gpus)))
+        released = keep_proof(found, port, world, ledger, released.results)
+    if found.consent.anything and not notes:
+        notes.append("nothing was restarted or reset: it was not needed, or would not have helped")
+    return replace(released, notes=tuple(notes))
+
+
+def restart_container(found: Found, port: HostPort, world: World, uuids: list[str]) -> str:
+    """Restart the container that was named, and wait until it answers again. Gives what became of it, and never raises."""
+    vmid = found.consent.container
+    running = sorted(
+        name
+        for name, entry in found.live.bound.items()
+        if name not in {one.server for one in found.bound}
+    )
+    if running:
+        return f"container {vmid} was not restarted: {', '.join(running)} would be ended with it"
+    units = [one.unit for one in found.bound]
+    request = Request("restart-container", {"vmid": vmid, "gpus": uuids, "units": units})
+    try:
+        answer = port.ask_outer(request, deadline_s=RESTART_DEADLINE_S)
+    except HostError as error:
+        return f"whether container {vmid} was restarted is not known: {error}"
+    if answer is None or answer.outcome != "done":
+        why = answer.message if answer is not None else "there is no outer layer"
+        return f"container {vmid} was not restarted: {why}"
+    until = world.clock.now() + BACK_S
+    while world.clock.now() < until:
+        try:
+            observe(port, _args(()), deadline_s=OBSERVE_DEADLINE_S)
+        except HostError:
+            world.clock.sleep(1.0)
+        else:
+            return f"container {vmid} was restarted"
+    return f"container {vmid} was restarted and did not answer within {BACK_S:.0f} s"
+
+
+def reset_gpus(port: HostPort, uuids: list[str]) -> str:
+    """Reset the GPUs that were named, on the layer that has them. Gives what became of it, and never raises."""
+    request = Request("reset-gpu", {"gpus": uuids, "proven": True})
+    names = ", ".join(uuids)
+    try:
+        answer = port.ask_outer(request, deadline_s=RESET_DEADLINE_S)
+        if answer is None:
+            answer = port.call(request, deadline_s=RESET_DEADLINE_S)
+    except HostError as error:
+        return f"whether {names} was reset is not known: {error}"
+    if answer.outcome != "done":
+        return f"{names} was not reset: {answer.message or answer.reason}"
+    problems = answer.data.get("problems") or []
+    after = f"; afterwards: {'; '.join(map(str, problems))}" if problems else ""
+    return f"{names} was reset{after}"
 
 
 def keep_proof(

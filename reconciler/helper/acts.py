@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from reconciler.helper.consented import reset_named_gpus, restart_one_container
 from reconciler.helper.enrol import enrol, unenrol
 from reconciler.helper.guard import (
     check_start,
@@ -695,6 +696,8 @@ VERBS: Dict[str, Tuple[str, Callable[..., Dict[str, Any]]]] = {
     "quarantine": (FENCED, quarantine_gpus),
     "note-release": (HOST, note_release),
     "relearn": (HOST, relearn_idle),
+    "restart-container": (HOST, restart_one_container),
+    "reset-gpu": (HOST, reset_named_gpus),
     "enrol": (HOST, enrol),
     "unenrol": (HOST, unenrol),
 }

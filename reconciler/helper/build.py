@@ -32,6 +32,7 @@ PARTS = (
     "observe",
     "quarantine",
     "guard",
+    "consented",
     "enrol",
     "install",
     "acts",

@@ -59,6 +59,7 @@ from reconciler.helper.outputs import (
     read_gpu_rows,
     read_journal,
     read_local_addresses,
+    read_nvlinks,
     read_optional_fields,
     read_unit_properties,
     read_unit_show,
@@ -91,6 +92,7 @@ DRIVER_ROOTS = ("/proc/driver/nvidia", "/run/fakegpu/proc/driver/nvidia")
 PROBE_LIMIT_S = 25.0
 SYSTEMCTL_LIMIT_S = 30.0
 RELOAD_LIMIT_S = 90.0
+RESTART_LIMIT_S = 150.0  # A container gets 60 s to shut down, and boots in seconds.
 JOURNAL_LIMIT_S = 20.0
 JOURNAL_BYTES_MAX = 8 << 20
 FETCH_BYTES_MAX = 4 << 20
@@ -98,7 +100,9 @@ BEARER_BYTES_MAX = 4096
 PROGRAM_LIMIT_S = 60.0  # An interpreter that imports torch from a cold disk.
 FILE_SYSTEM_LIMIT_S = 5.0  # A network file system that is away would block for ever.
 KERNEL_LINES_MAX = 1000
-_KERNEL_LINE = re.compile(r"NVRM|nvidia|amdgpu|\bkfd\b", re.IGNORECASE)
+_KERNEL_LINE = re.compile(
+    r"NVRM|nvidia|amdgpu|\bkfd\b|out of memory: Killed process", re.IGNORECASE
+)
 _UNIT_NAME = re.compile(r"[A-Za-z0-9:_.\\@-]{1,255}\.(service|timer|socket|target|scope)\Z")
 _WANTS = "/etc/systemd/system/multi-user.target.wants"
 _SYSTEMD_BUS = "org.freedesktop.systemd1"
@@ -494,6 +498,62 @@ class RealMachine:
         said = [one["message"] for one in lines or [] if _KERNEL_LINE.search(one["message"])]
         return known({"processes": records, "kernel": said[-40:] if lines else None})
 
+    def container(self, vmid: int) -> Reading:
+        """Return what `pct status` says of a container."""
+        answer = _program(["pct", "status", str(vmid), "--verbose"], SYSTEMCTL_LIMIT_S)
+        if isinstance(answer, str):
+            return unknown(answer)
+        said = dict(re.findall(r"^(\w+): (.*)$", answer.stdout, re.MULTILINE))
+        if answer.exit_status != 0 or "status" not in said:
+            return unknown(f"pct status {vmid}: exit {answer.exit_status}: {answer.stderr[:200]}")
+        lock = said.get("lock") or _lock_of(_text(f"/etc/pve/lxc/{vmid}.conf"))
+        return known({"status": said["status"], "lock": lock})
+
+    def restart_container(self, vmid: int) -> Reading:
+        """Shut a container down and start it again."""
+        answer = _program(["pct", "reboot", str(vmid)], RESTART_LIMIT_S)
+        return unknown(answer) if isinstance(answer, str) else _said(answer)
+
+    def reset_facts(self) -> Reading:
+        """Return what decides whether a card may be reset: displays, links, fabric."""
+        asked = self._probe(["--query-gpu=uuid,display_active", "--format=csv,noheader,nounits"])
+        if isinstance(asked, str):
+            return unknown(asked)
+        shown = read_optional_fields(asked.exit_status, asked.stdout, ["display_active"])
+        if "known" not in shown:
+            return shown
+        fabric = self._probe(["--query-gpu=uuid,fabric.state", "--format=csv,noheader,nounits"])
+        states = (
+            {}
+            if isinstance(fabric, str)
+            else read_optional_fields(fabric.exit_status, fabric.stdout, ["fabric.state"]).get(
+                "known", {}
+            )
+        )
+        facts = {}
+        for uuid, cells in shown["known"].items():
+            links = self._probe(["nvlink", "--status", "-i", uuid])
+            facts[uuid] = {
+                "display": cells["display_active"],
+                "links": None
+                if isinstance(links, str)
+                else read_nvlinks(links.exit_status, links.stdout),
+                "fabric": states.get(uuid, {}).get("fabric.state"),
+            }
+        return known(facts)
+
+    def set_persistence(self, uuid: str, *, on: bool) -> Reading:
+        """Switch one card's persistence mode."""
+        answer = self._probe(["-i", uuid, "-pm", "1" if on else "0"])
+        if isinstance(answer, str):
+            return unknown(answer)
+        return _said(answer) if answer.exit_status == 0 else unknown(answer.stdout.strip()[:200])
+
+    def reset_gpus(self, uuids: List[str]) -> Reading:
+        """Reset cards."""
+        answer = self._probe(["--gpu-reset", "-i", ",".join(uuids)])
+        return unknown(answer) if isinstance(answer, str) else _said(answer)
+
     def signal(self, pid: int, start_ticks: int, number: int) -> str:
         """Signal one process that is proven to be the same."""
         return signal_process(pid, start_ticks, number)
@@ -511,7 +571,7 @@ class RealMachine:
         return scan_listeners(port, main_pid)
 
     def kernel_log(self, cursor: Optional[str]) -> Reading:
-        """Return the GPU drivers' kernel messages newer than the cursor.
+        """Return what the GPU drivers and the OOM killer said in the kernel's log since the cursor.
 
         A container has no kernel log: that is unknown with `"elsewhere": true`, for the outer layer to read.
         """
@@ -672,6 +732,22 @@ def _user_numbers(name: str) -> Optional[Dict[str, Any]]:
         return None
     groups = sorted(set(os.getgrouplist(name, entry.pw_gid)))
     return {"uid": entry.pw_uid, "gid": entry.pw_gid, "groups": groups, "home": entry.pw_dir}
+
+
+def _said(answer: Any) -> Reading:
+    return known(
+        {
+            "exit_status": answer.exit_status,
+            "stdout": answer.stdout,
+            "stderr": answer.stderr,
+        }
+    )
+
+
+def _lock_of(config: str) -> Optional[str]:
+    """Return the lock in a container's configuration; what follows a bracket is a snapshot's."""
+    found = re.search(r"^lock: *(\S+)", config.partition("\n[")[0], re.MULTILINE)
+    return found.group(1) if found else None
 
 
 def _kernel_place(pid: int) -> Dict[str, Any]:

@@ -162,6 +162,21 @@ class Machine(Protocol):
         in this boot (null: not for this layer to read).
         """
 
+    def container(self, vmid: int) -> Reading:
+        """Known: {status: str, lock: str|null} of a container of this Proxmox node; unknown where there is no such thing."""
+
+    def restart_container(self, vmid: int) -> Reading:
+        """Shut a container down and start it again; known: {exit_status, stdout, stderr}. Never by force."""
+
+    def reset_facts(self) -> Reading:
+        """Known: {uuid: {display: "Disabled"|str|null, links: int|null active NVLinks, fabric: str|null}} of every card."""
+
+    def set_persistence(self, uuid: str, *, on: bool) -> Reading:
+        """Switch one card's persistence mode; known when the driver's tool did it."""
+
+    def reset_gpus(self, uuids: List[str]) -> Reading:
+        """Reset cards by the driver's tool; known: {exit_status, stdout}."""
+
     def signal(self, pid: int, start_ticks: int, number: int) -> str:
         """Signal one process through a pidfd after re-reading its start time: "sent", "gone" or "refused: why"."""
 

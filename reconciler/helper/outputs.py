@@ -280,6 +280,14 @@ def read_gpu_information(text: str) -> Reading:
     return known({"uuid": uuid, "minor": int(minor), "bus_id": fields.get("Bus Location")})
 
 
+def read_nvlinks(exit_status: int, stdout: str) -> Optional[int]:
+    """Return how many NVLinks of one card are up, of `nvidia-smi nvlink --status -i UUID`; None when it does not say."""
+    if exit_status != 0 or not re.match(r"GPU \d+: .*\(UUID: GPU-[0-9a-fA-F-]+\)", stdout):
+        return None
+    links = re.findall(r"^\s+Link \d+: (.*)$", stdout, re.MULTILINE)
+    return sum(1 for link in links if "inactive" not in link.lower())
+
+
 def read_driver_version(text: str) -> Optional[str]:
     """Return the kernel module's version out of `/proc/driver/nvidia/version`."""
     found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+\.\d+(?:\.\d+)?)\b", text)

@@ -379,9 +379,9 @@ class SimulatedMachine:
                 "total_mib": gpu.total_mib,
                 "temperature_c": 40,
                 "utilization_pct": 0,
-                "mig": None,
-                "persistence": "Disabled",
-                "recovery_action": None,
+                "mig": gpu.mig,
+                "persistence": gpu.persistence,
+                "recovery_action": gpu.recovery_action,
             }
             for gpu in host.gpus
             if not gpu.lost
@@ -418,6 +418,51 @@ class SimulatedMachine:
                 pending = [9] if process.kill_pending else []
                 found.append({**process.record(), "stack": stack, "pending": pending})
         return {"known": {"processes": found, "kernel": self.host.kernel[-40:]}}
+
+    def container(self, vmid: int) -> Reading:
+        """See `Machine`."""
+        known = self.host.containers.get(vmid)
+        return {"unknown": "no such container"} if known is None else {"known": dict(known)}
+
+    def restart_container(self, vmid: int) -> Reading:
+        """See `Machine`: everything in it ends, but what does not die keeps it from coming back."""
+        with self._effect("restart_container", str(vmid)):
+            for process in self.host.in_group(f"/lxc/{vmid}"):
+                self.systemd.deliver(process, 9, "systemd")
+            self.sleep(2.0)
+        left = bool(self.host.in_group(f"/lxc/{vmid}"))
+        said = "unable to shut down" if left else ""
+        return {"known": {"exit_status": 255 if left else 0, "stdout": "", "stderr": said}}
+
+    def reset_facts(self) -> Reading:
+        """See `Machine`."""
+        return {
+            "known": {
+                g.uuid: {"display": g.display, "links": g.links, "fabric": None}
+                for g in self.host.gpus
+                if not g.lost
+            }
+        }
+
+    def set_persistence(self, uuid: str, *, on: bool) -> Reading:
+        """See `Machine`."""
+        with self._effect("set_persistence", uuid):
+            index = self.host.gpu_index(uuid)
+            assert index is not None, "a card that was just seen"
+            self.host.gpus[index].persistence = "Enabled" if on else "Disabled"
+        return {"known": {}}
+
+    def reset_gpus(self, uuids: list[str]) -> Reading:
+        """See `Machine`: what nobody holds is given back, and the driver asks for nothing any more."""
+        with self._effect("reset_gpus", ",".join(uuids)):
+            cards = [g for g in self.host.gpus if g.uuid in uuids]
+            said = next((g.reset_says for g in cards), "")
+            if any(g.persistence == "Enabled" for g in cards):
+                said = "GPU 0 could not be reset: In use by another client"
+            done = "successfully" in said
+            for gpu in cards if done else []:
+                gpu.leak_mib, gpu.recovery_action = 0, None
+        return {"known": {"exit_status": 0 if done else 255, "stdout": said}}
 
     def signal(self, pid: int, start_ticks: int, number: int) -> str:
         """See `Machine`."""

@@ -186,6 +186,12 @@ class Gpu:
     leak_mib: int = 0
     lag_s: float = 0.0
     lost: bool = False
+    mig: str | None = None
+    persistence: str = "Disabled"
+    recovery_action: str | None = None
+    display: str | None = "Disabled"
+    links: int | None = 0
+    reset_says: str = "GPU was successfully reset.\nAll done."
     lagging: list[tuple[float, int]] = field(default_factory=list)
 
 
@@ -378,6 +384,8 @@ class Host:
         self.apps_fault: str | None = None
         self.systemd_fault: str | None = None
         self.driver = "550.54.15"
+        self.containers: dict[int, dict[str, Any]] = {}
+        """By number, when this host plays a Proxmox node: {status, lock}."""
         self.kernel: list[str] = []
         self.journal: list[tuple[float, str, str | None, int, str]] = []
         self.users: dict[str, dict[str, Any]] = {

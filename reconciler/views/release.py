@@ -120,6 +120,7 @@ def proof_json(host: str, released: Released) -> dict[str, Any]:
         "host": host,
         "gpus": [dict(card) for card in released.proof],
         "quarantine_lifted": list(released.lifted),
+        "consented": list(released.notes),
         "kept_on_host": not released.not_kept,
         "not_kept": released.not_kept or None,
     }
@@ -175,6 +176,7 @@ def proof_lines(host: str, released: Released) -> list[str]:
             )
         if card["verdict"] != "released":
             lines += report_lines(title, card)
+    lines += [f"  {safe(note)}" for note in released.notes]
     if released.lifted:
         lines.append(f"  quarantine lifted: {safe(', '.join(released.lifted))}")
     if released.not_kept:
