@@ -57,7 +57,7 @@ def measure(
             server,
             server.gate,
             host,
-            _stored(baseline),
+            stored_baseline(baseline),
             deadline_s=deadline_s,
             on_progress=on_progress,
             facts=facts,
@@ -176,7 +176,8 @@ def _refused(faked: str) -> GateOutcome:
     return GateOutcome(Verdict(VerdictKind.FAIL, (Reason(ReasonCode.FAKED, message),)), (), 0)
 
 
-def _stored(baseline: Mapping[str, Any] | None) -> Baseline | None:
+def stored_baseline(baseline: Mapping[str, Any] | None) -> Baseline | None:
+    """Read the measurement out of a gate's evidence; None where there is none that this version can read."""
     content = (baseline or {}).get("baseline")
     if not isinstance(content, Mapping):
         return None
