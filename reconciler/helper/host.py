@@ -24,6 +24,7 @@ import threading
 import time
 from typing import Any, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from reconciler.helper.amd import AmdDevices, amd_apps, amd_gpus, amd_present
 from reconciler.helper.files import (
     append_line,
     file_facts,
@@ -377,10 +378,12 @@ class RealMachine:
 
     def holders(self) -> Reading:
         """Return every process that has a GPU open or mapped."""
-        return scan_holders(Devices())
+        return scan_holders(AmdDevices() if _is_amd() else Devices())
 
     def gpus(self) -> Reading:
         """Return the GPUs as the driver sees them, joined with their device nodes."""
+        if _is_amd():
+            return amd_gpus()
         # Once it is known which optional fields this driver has, one call gives them all: a call costs a start of
         # the tool, and on a driver without persistence an initialisation of every card.
         optional = list(self._gpu_fields) if self._gpu_fields_known else []
@@ -409,6 +412,8 @@ class RealMachine:
 
     def apps(self) -> Reading:
         """Return the compute apps that the driver knows, in this pid namespace's numbers."""
+        if _is_amd():
+            return amd_apps()
         answer = self._probe(
             ["--query-compute-apps=" + ",".join(APP_FIELDS), "--format=csv,noheader,nounits"]
         )
@@ -844,6 +849,11 @@ def _verify(path: str, name: str) -> Reading:
 
 
 # -- nvidia-smi ----------------------------------------------------------------------------------------
+
+
+def _is_amd() -> bool:
+    """Say whether this machine's GPUs are AMD's: a machine with both vendors is taken for NVIDIA's."""
+    return amd_present() and shutil.which("nvidia-smi", path=PROGRAM_PATH) is None
 
 
 def _record_probe(path: str, pid: int) -> None:

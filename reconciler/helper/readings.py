@@ -309,6 +309,10 @@ def _infra_why(process: Mapping[str, Any], context: Mapping[str, Any]) -> Option
 # -- released ------------------------------------------------------------------------------------------
 
 _BLOCKING_XIDS = frozenset(("reset", "host", "fabric", "unknown"))
+# amdgpu has no codes; these are the lines after which a card is not to be trusted before a person has looked.
+_AMD_TROUBLE = re.compile(
+    r"amdgpu .*(GPU reset begin|GPU Recovery Failed|ring \S+ timeout|device lost from bus|uncorrectable hardware errors)"
+)
 SETTLE_SAMPLES_MIN = 3  # Two equal readings can mean "not begun yet".
 SPREAD_MIB_MAX = 16
 WEDGED_AFTER_S = 30.0  # A process with a SIGKILL pending for so long will not die; memory without a holder neither.
@@ -453,6 +457,9 @@ def _judge_kernel(
             judged["fault"].append(
                 f"Xid {xid['code']} ({xid['class']}) on {xid['bus']}: {xid['text']}"
             )
+    for line in reading["known"]["lines"]:
+        if _AMD_TROUBLE.search(line):
+            judged["fault"].append(f"the kernel says: {line.strip()[:200]}")
     if events["unbind"]:
         judged["fault"].append("somebody unbinds a GPU that is in use")
 
