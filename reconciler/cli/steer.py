@@ -85,13 +85,23 @@ def _register_seeing(app: typer.Typer) -> None:
         ] = "",
         specs: Specs = SPECS,
         output: Format = Output.TEXT,
+        resolved: Annotated[
+            bool,
+            typer.Option(
+                "--resolved",
+                help="Show the merged spec instead, and where each value was written; asks no host.",
+            ),
+        ] = False,
     ) -> None:
         """Show a revision that the host keeps: its unit, its spec, what its gate measured.
 
         Examples:
             reconcile show qwen
             reconcile show qwen 3f1c9a -o json
+            reconcile show qwen --resolved
         """
+        if resolved:
+            guarded(lambda: _resolved(server, revision, specs, output))
         guarded(lambda: _show(server, revision, specs, output))
 
     @app.command()
@@ -288,6 +298,25 @@ def _show(name: str, prefix: str, specs: Path, output: Output) -> int:
     out(f"# spec: {json.dumps(document, sort_keys=True)}")
     gate = content.get("gate")
     out(f"# gate: {gate.get('message') if isinstance(gate, Mapping) else 'none recorded'}")
+    return 0
+
+
+def _resolved(name: str, revision: str, specs: Path, output: Output) -> int:
+    from reconciler.cli.context import load_snapshot
+    from reconciler.core.origin import resolved, resolved_json
+    from reconciler.core.revision import revision as revision_of
+    from reconciler.views.resolved import resolved_lines
+
+    if revision:
+        message = "--resolved shows what the specs say now, which is no revision that a host keeps"
+        raise UsageError(message)
+    fleet, snapshot = load_snapshot(specs, settings())
+    server, _ = one_server(fleet, name)
+    values = resolved(snapshot.files, fleet, name)
+    if output is Output.JSON:
+        out(json.dumps(resolved_json(name, revision_of(server), values), indent=2))
+    else:
+        out_markup(resolved_lines(name, revision_of(server), values))
     return 0
 
 
