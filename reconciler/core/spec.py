@@ -390,6 +390,13 @@ class GateRun(Strictly):
         description="As the gate's, for this run alone.",
         examples=["greedy"],
     )
+    runner: Label | None = Field(
+        default=None,
+        title="Runner",
+        description="Another benchmark tool for this run, by its name in the operator's settings (`runners`). Only what it defines as we do "
+        "can be limited.",
+        examples=["sglang-rust"],
+    )
     limits: tuple[Limit, ...] = Field(
         default=(),
         title="Limits",
@@ -427,7 +434,14 @@ class GateRun(Strictly):
         least = {(x.result, x.percentile): x.value for x in self.limits if x.bound == "min"}
         for limit in self.limits:
             loc = ("limits", limit.key)
-            if limit.percentile is not None:
+            if limit.percentile is not None and self.runner is not None:
+                found.append(
+                    (
+                        loc,
+                        "cannot be judged by a runner's own percentile; leave it to a run without `runner`",
+                    )
+                )
+            elif limit.percentile is not None:
                 needed = requests_needed(limit.bound, limit.percentile)
                 if self.requests < needed:
                     why = f"cannot decide p{limit.percentile:g} with 95 % confidence"
