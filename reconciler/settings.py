@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, Strict, ValidationError, field_validator
 
@@ -90,8 +90,32 @@ class PathGrant(Strictly):
         )
 
 
+class RunnerCommand(Strictly):
+    """Another benchmark tool that gates may use by name. A repository must not choose what runs here."""
+
+    kind: Literal["sglang", "vllm", "guidellm", "aiperf", "inference-perf", "command"] = Field(
+        title="Kind",
+        description="Whose output it prints; `command` is one JSON object with our own names.",
+        examples=["sglang"],
+    )
+    argv: Patterns = Field(
+        min_length=1,
+        title="Arguments",
+        description="The command; `{url}`, `{host}`, `{port}`, `{model}`, `{concurrency}`, `{requests}`, `{max_tokens}` and `{output}` "
+        "(a file) are filled in. No shell reads it. The server's key is in OPENAI_API_KEY.",
+        examples=[["python3", "my-bench.py", "--url", "{url}", "--streams", "{concurrency}"]],
+    )
+    timeout_s: float = Field(
+        default=900.0,
+        gt=0,
+        le=86_400,
+        title="Timeout",
+        description="Seconds after which it and all that it started are ended.",
+    )
+
+
 class Settings(Strictly):
-    """Everything that an operator may set; every field also as RECONCILER_… in the environment, but `policy`."""
+    """Everything that an operator may set; every field also as RECONCILER_… in the environment, but `policy` and `runners`."""
 
     state_dir: str = Field(
         default="",
@@ -134,13 +158,24 @@ class Settings(Strictly):
         description="Files with the public keys that may sign commits.",
         examples=[["/etc/reconciler/release.pub"]],
     )
+    workloads: str = Field(
+        default="",
+        title="Workloads",
+        description="Folder of prompt files (NAME.jsonl) that gates may name under `prompts`.",
+        examples=["/etc/reconciler/workloads"],
+    )
+    runners: dict[str, RunnerCommand] = Field(
+        default={},
+        title="Runners",
+        description="Other benchmark tools that the runs of a gate may name.",
+    )
     policy: Annotated[tuple[PathGrant, ...], Strict(strict=False)] = Field(
         default=(),
         title="Policy",
         description="Which path may claim what. Left out, every spec may claim everything; given, what no entry names is refused.",
     )
 
-    @field_validator("state_dir", "store", "holder")
+    @field_validator("state_dir", "store", "holder", "workloads")
     @classmethod
     def _seen(cls, text: str) -> str:
         what = unseen(text)
@@ -148,7 +183,7 @@ class Settings(Strictly):
             raise refusal(f"holds {what}, which no value may")
         return text
 
-    @field_validator("state_dir")
+    @field_validator("state_dir", "workloads")
     @classmethod
     def _absolute(cls, text: str) -> str:
         if text and not text.startswith("/"):
@@ -227,7 +262,11 @@ def _from_file(
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[Problem]]:
     """Read the variables that are settings; a name that is nearly one is a mistake, others are not ours."""
-    known = {_PREFIX + name.upper(): name for name in Settings.model_fields if name != "policy"}
+    known = {
+        _PREFIX + name.upper(): name
+        for name in Settings.model_fields
+        if name not in {"policy", "runners"}
+    }
     raw: dict[str, Any] = {}
     problems = []
     for variable, text in sorted(environ.items()):
