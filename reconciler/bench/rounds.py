@@ -65,16 +65,19 @@ def run_gate(
     prompts: Sequence[Prompt] = (),
     speculative: str = "",
     go_on: Callable[[Sequence[RunResult]], bool] = lambda _results: False,
+    runners: Mapping[str, Meter] | None = None,
 ) -> GateOutcome:
     """Measure a server until its gate has an answer or the time is over.
 
     `server_info` holds what a comparison with the baseline needs to be equal (GPU model, driver, power
     limit, model), `speculative` the revision's speculative decoding as JSON, `prompts` a user's own instead of
-    those that are shipped. A server that would pass is measured further while `go_on` of its results says so. Blocks; interrupting it (Ctrl-C) ends the requests in flight and raises.
+    those that are shipped. A server that would pass is measured further while `go_on` of its results says so. `runners` measure the runs that name them. Blocks; interrupting it
+    (Ctrl-C) ends the requests in flight and raises.
     """
     endpoint = replace(endpoint, server=dict(server_info or endpoint.server))
     sequence = _Sequence(gate, endpoint, baseline, clock() + deadline_s, clock, on_progress, meter)
     sequence.speculative, sequence.go_on = speculative, go_on
+    sequence.runners = runners or {}
     sequence.prompts = tuple(prompts) or _mixed(gate)
     return sequence.run()
 
@@ -91,6 +94,7 @@ class _Sequence:
     on_progress: OnProgress | None
     meter: Meter = LOCAL
     speculative: str = ""
+    runners: Mapping[str, Meter] = field(default_factory=dict)
     prompts: tuple[Prompt, ...] = ()
     go_on: Callable[[Sequence[RunResult]], bool] = lambda _results: False
     again: QualityResult | None = None
@@ -183,7 +187,7 @@ class _Sequence:
         for run in self.gate.runs:
             if self._left() <= self.took.get(run.name, 0.0):
                 return _out_of_time(verdict, f"in round {number}, before {run.name}"), False
-            if number == 1:
+            if number == 1 and run.runner is None:
                 self._warm_up(run)
             began = self.clock()
             result = self._measured(run, number)
@@ -200,12 +204,13 @@ class _Sequence:
     def _measured(self, run: GateRun, number: int) -> RunResult:
         """Measure a run, once more if the infrastructure was in the way."""
         plan = self._plan(run, number)
-        result = self.meter.measure(plan, self.endpoint, self.on_progress)
+        meter = self.meter if run.runner is None else self.runners[run.runner]
+        result = meter.measure(plan, self.endpoint, self.on_progress)
         for again in range(1, _TRIES):
             if result.infrastructure in {None, ReasonCode.DEADLINE} or self._left() <= 0:
                 break
             plan = replace(plan, salt=f"{plan.salt}r{again}", deadline_s=self._left())
-            result = self.meter.measure(plan, self.endpoint, self.on_progress)
+            result = meter.measure(plan, self.endpoint, self.on_progress)
         return result
 
     def _plan(self, run: GateRun, number: int) -> LoadPlan:

@@ -27,6 +27,7 @@ class ReasonCode(StrEnum):
     TEXT_CHANGED = "SpeculationChangesText"
     FAKED = "FakedAcceptance"
     TUNNEL = "TunnelInTheWay"
+    RUNNER = "RunnerFailed"
     CLIENT_BOTTLENECK = "ClientBottleneck"
     NO_USAGE = "NoUsage"
     NOT_MEASURED = "NotMeasured"

@@ -40,8 +40,11 @@ def measure(
     deadline_s: float,
     on_progress: Callable[[str], None],
     workloads: Path | None = None,
+    runners: Mapping[str, Meter] | None = None,
 ) -> GateReport:
-    """Measure the server that runs `target`, and judge it; see `GateRunner`. `workloads` has the operator's prompt files.
+    """Measure the server that runs `target`, and judge it; see `GateRunner`.
+
+    `workloads` has the operator's prompt files, `runners` the operator's other benchmark tools.
 
     What is not a measurement (no connection, a stored baseline that cannot be read) is an error or is left out, never
     a verdict about the revision (S22).
@@ -62,6 +65,7 @@ def measure(
             on_progress=on_progress,
             facts=facts,
             workloads=workloads,
+            runners=runners,
         )
     except UsageError as error:
         return GateReport("error", f"the gate cannot be run: {error}", {"kind": "gate"})
@@ -83,14 +87,16 @@ def outcome_of(
     go_on: Callable[[Sequence[RunResult]], bool] = lambda _results: False,
     facts: Mapping[str, str] = MappingProxyType({}),
     workloads: Path | None = None,
+    runners: Mapping[str, Meter] | None = None,
 ) -> GateOutcome:
     """Measure a server that is up under a gate that need not be its own; see `rounds.run_gate`.
 
     Raises:
-        UsageError: The gate asks for prompts that are not there.
+        UsageError: The gate asks for prompts, or a runner, that are not there.
         HostError: The host, or its key file, cannot be reached.
     """
     prompts = _prompts(gate, workloads)
+    _check_runners(gate, runners or {})
     faked = faked_acceptance(server, host)
     if faked:
         return _refused(faked)
@@ -107,6 +113,7 @@ def outcome_of(
             if server.speculative
             else "",
             go_on=go_on,
+            runners=runners,
         )
 
 
@@ -136,6 +143,20 @@ def _prompts(gate: Gate, workloads: Path | None) -> tuple[Prompt, ...]:
         )
     prompts = load_prompts(workloads / f"{gate.prompts}.jsonl")
     return mixed(prompts, gate.mix) if gate.mix else prompts
+
+
+def _check_runners(gate: Gate, runners: Mapping[str, Meter]) -> None:
+    """Refuse a runner that the operator does not have, and one that would have to run on another machine."""
+    for run in gate.runs:
+        if run.runner is None:
+            continue
+        if run.runner not in runners:
+            known = ", ".join(sorted(runners)) or "none"
+            raise UsageError(
+                f"run {run.name}: there is no runner {run.runner!r} in the settings; there are: {known}"
+            )
+        if gate.measured_from == "host":
+            raise UsageError(f"run {run.name}: runners run here, and `gate.from` says host")
 
 
 # What makes an engine report an acceptance that it does not have; the specs refuse both as well.
