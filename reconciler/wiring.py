@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from reconciler.bench.meter import Meter
     from reconciler.core.saved_state import SavedState
     from reconciler.core.spec import Host, Ssh
     from reconciler.effects.host import ConnectedHost
@@ -95,7 +96,11 @@ def world(settings: Settings, clock: RealClock) -> World:
         connect=connect,
         clock=clock,
         engines=engines(),
-        gate=gate.measure,
+        gate=partial(
+            gate.measure,
+            workloads=Path(settings.workloads) if settings.workloads else None,
+            runners=runners(settings),
+        ),
         holder=holder(settings),
         new_id=lambda: secrets.token_hex(8),
         exclusive=lambda host: alone_on(host, state_dir),
@@ -123,6 +128,18 @@ def saved_world(state: SavedState, members: Mapping[str, Engine]) -> World:
         new_id=lambda: secrets.token_hex(8),
         hosts_at_once=1,
     )
+
+
+def runners(settings: Settings) -> Mapping[str, Meter]:
+    """Give the operator's other benchmark tools, by name."""
+    import os
+
+    from reconciler.effects.runner import Runner, RunnerMeter
+
+    return {
+        name: RunnerMeter(Runner(name, r.kind, r.argv, r.timeout_s), dict(os.environ))
+        for name, r in settings.runners.items()
+    }
 
 
 def holder(settings: Settings) -> str:
