@@ -59,7 +59,7 @@ from reconciler.helper.quarantine import (
     quarantine_gpus,
     show_evidence,
 )
-from reconciler.helper.readings import classify_holder, unit_phase
+from reconciler.helper.readings import classify_holder, is_mps, unit_phase
 from reconciler.helper.records import (
     GPU_ID,
     INVOCATION,
@@ -96,6 +96,7 @@ REJECTED_KEPT = 50
 GOOD_KEPT = 5  # Revisions that once passed and can be gone back to; the promise is at least three.
 SNAPSHOT_CAP = 4096
 SIGNALS = {"TERM": 15, "KILL": 9}
+MPS_REFUSAL = "refused: MPS serves its GPU"
 
 
 def answer(request: Dict[str, Any], machine: Machine, program: Optional[str]) -> Dict[str, Any]:
@@ -430,7 +431,8 @@ def signal_left_overs(act: Act) -> Dict[str, Any]:
     results = signal_owned(act, unit, group, targets, number)
     data: Dict[str, Any] = {"results": results}
     if args.get("group") is True:
-        data["group"] = kill_left_over_group(act, phase, group, name)
+        held_back = any(r["result"] == MPS_REFUSAL for r in results)
+        data["group"] = MPS_REFUSAL if held_back else kill_left_over_group(act, phase, group, name)
     act.after = dict(data, signal=name)
     return data
 
@@ -455,6 +457,7 @@ def signal_owned(
     inside = known_value(machine.processes(group), "the unit's processes") if group else []
     present = {(p["pid"], p["start_ticks"]): p for p in [*scan["holders"], *inside]}
     context = holder_context(machine, act.server, unit, group)
+    served = {minor for h in scan["holders"] if is_mps(h) for minor in h["minors"]}
     results = []
     for pid, start_ticks in targets:
         process = present.get((pid, start_ticks))
@@ -462,7 +465,10 @@ def signal_owned(
             results.append({"pid": pid, "result": "gone"})
             continue
         cls, why = classify_holder(process, context)
-        if cls == "owned":
+        if served & set(process.get("minors") or ()):
+            # Ending a client with work in flight can leave the MPS server and its other clients undefined.
+            result = MPS_REFUSAL
+        elif cls == "owned":
             result = machine.signal(pid, start_ticks, number)
         else:
             result = f"refused: {cls}: {why}"
