@@ -66,13 +66,17 @@ ORDER: Mapping[Leg, tuple[Phase, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why the way forward ended. `rejects` says that the evidence is definite and about the revision (S22)."""
+    """Why the way forward ended. `rejects` says that the evidence is definite and about the revision (S22).
+
+    `code` is the diagnosed cause, empty where none is known.
+    """
 
     phase: Phase
     reason: Reason
     sentence: str
     server: str
     rejects: bool = False
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +188,7 @@ class Attempt:
     outage_s: float | None = None
     timings: tuple[tuple[str, float], ...] = ()
     back_failure: Failure | None = None
+    explaining: Failure | None = None
     wedges: tuple[Wedge, ...] = ()
     kernel_cursor: str = ""
     idle_mib: tuple[tuple[str, int], ...] = ()
@@ -272,6 +277,7 @@ def _failure(data: Mapping[str, Any] | None) -> Failure | None:
         sentence=str(data["sentence"]),
         server=str(data["server"]),
         rejects=bool(data["rejects"]),
+        code=str(data.get("code") or ""),
     )
 
 

@@ -55,6 +55,7 @@ class Look:
 
     `gpus`: also the cards and everybody who holds them. It costs two calls into the driver and a scan of all
     processes, so it is asked for where somebody judges by it and nowhere else. `journal`: the last lines of each run.
+    `deep`: all lines of the run that the helper gives, to find out why it failed.
     `kernel_cursor`: since when the GPU drivers' kernel lines are wanted; empty: only where the log stands now.
     """
 
@@ -64,6 +65,7 @@ class Look:
     gpus: bool = True
     journal: bool = True
     kernel_cursor: str = ""
+    deep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from reconciler.core.effect import (
     GiveBack,
     Install,
     Leave,
+    Look,
     Lost,
     Measure,
     Observed,
@@ -50,9 +51,10 @@ from reconciler.core.effect import (
     Waited,
     deadline_s,
 )
+from reconciler.core.explain import explained, explicable
 from reconciler.core.live import Known
 from reconciler.core.preflight import preflight
-from reconciler.core.steps import LEASE_TTL_S, STEPS, Do, Fail, Move, Next, Step
+from reconciler.core.steps import LEASE_TTL_S, STEPS, Do, Fail, Move, Next, Step, target_of
 
 MUTATIONS = (Record, Disarm, Stop, Signal, Install, Remove, Start, Commit, Settle)
 
@@ -111,6 +113,8 @@ def _advance(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
     while True:
         if (claim := _claim_wanted(state)) is not None:
             return state, claim
+        if state.explaining is not None:
+            return _explained(state, state.explaining, reply)
         if (rejection := _rejection_wanted(state)) is not None and not isinstance(reply, Turned):
             index, record = rejection
             marked = state.with_members({index: {"rejection_recorded": True}})
@@ -286,7 +290,14 @@ def _reboot_seen(state: Attempt, reply: Observed) -> bool:
 
 
 def _rebooted(state: Attempt, now: float, *, fenced: bool = False) -> tuple[Attempt, Effect]:
-    """Start again at disarm: what ran is gone, the trial with it, and no proof from before counts."""
+    """Start again at disarm: what ran is gone, the trial with it, and no proof from before counts.
+
+    A failure that was being explained is one all the same.
+    """
+    if state.explaining is not None:
+        state, effect = _after_failure(state, state.explaining, Waited(now))
+        if state.phase is Phase.FINISHED:
+            return state, effect
     kept = {} if fenced else {"fence": None, "boot_id": ""}
     state = state.every_member(
         disarmed=False,
@@ -327,9 +338,30 @@ def _rebooted(state: Attempt, now: float, *, fenced: bool = False) -> tuple[Atte
 
 
 def _failed(fail: Fail, reply: Reply) -> tuple[Attempt, Effect]:
-    """Choose the way on after a failure: nothing to undo, back, down, or stand still and say so."""
+    """Look once more, for the whole journal and the kernel's lines, where they can tell why; then choose the way on."""
     state = fail.state
     failure = Failure(state.phase, fail.reason, fail.sentence, state.member.server, fail.rejects)
+    if explicable(failure):
+        return _explained(state, failure, Waited(reply.now))
+    return _after_failure(state, failure, reply)
+
+
+def _explained(state: Attempt, failure: Failure, reply: Reply) -> tuple[Attempt, Effect]:
+    """Go on from a failure once that look has been answered, whatever had to be done again for it; never judge anew."""
+    if isinstance(reply, Turned):
+        return _after_failure(state, failure, Waited(reply.now))
+    if not isinstance(reply, Observed):
+        servers = (failure.server,)
+        deep = Look(servers, gpus=True, kernel_cursor=state.kernel_cursor, deep=True)
+        return replace(state, explaining=failure), deep
+    if not _reboot_seen(state, reply):
+        failure = explained(failure, target_of(state, state.member), reply.live)
+    return _after_failure(state, failure, Waited(reply.now))
+
+
+def _after_failure(state: Attempt, failure: Failure, reply: Reply) -> tuple[Attempt, Effect]:
+    """Choose the way on after a failure: nothing to undo, back, down, or stand still and say so."""
+    state = replace(state, explaining=None)
     if state.leg in BARE or state.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
         return _end(state, failure, reply)
     if state.leg is not Leg.FORWARD:
@@ -533,6 +565,7 @@ def _history(state: Attempt, member: Member, now: float) -> Mapping[str, object]
         "outage_s": None if state.outage_s is None else round(state.outage_s, 3),
         "steps": dict(state.timings),
         "attempt": state.id,
+        **({"cause": state.failure.code} if state.failure and state.failure.code else {}),
         "idle_mib": dict(state.idle_mib),
     }
 

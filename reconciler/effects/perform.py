@@ -67,6 +67,8 @@ from reconciler.effects.ports import Answer, HostPort, LeftError, Ports, Request
 from reconciler.engines.base import Engine, HttpRequest, NotYet, Ready, Wrong
 
 JOURNAL_LINES = 40
+JOURNAL_DEEP = 500
+"""As many as the helper gives: the first line that matters stands above a traceback of every rank."""
 """Of the current run, with each observation: enough to say why it died; `logs` shows more."""
 
 PROBE_BODY_BYTES = 256 * 1024
@@ -299,6 +301,7 @@ def fetch_args(server: Server, request: HttpRequest) -> dict[str, Any]:
 
 def look_args(state: Attempt, effect: Look) -> dict[str, Any]:
     """Phrase an observation of the attempt's members."""
+    lines = JOURNAL_DEEP if effect.deep else JOURNAL_LINES
     members = {m.server: m for m in state.members}
     return {
         "servers": [
@@ -306,7 +309,7 @@ def look_args(state: Attempt, effect: Look) -> dict[str, Any]:
                 "server": name,
                 "unit": members[name].unit,
                 "port": members[name].port,
-                "invocation_lines": JOURNAL_LINES if effect.journal else 0,
+                "invocation_lines": lines if effect.journal else 0,
             }
             for name in effect.servers
         ],
