@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional
 
 from reconciler.helper.acts import (
+    MPS_REFUSAL,
     append_history,
     arm_again,
     drop_rollout,
@@ -304,7 +305,8 @@ def press(
     targets = sorted({(p["pid"], p["start_ticks"]) for p in [*owned, *inside]})
     number = 15 if rung == 1 else 9
     results = signal_owned(act, unit, group, targets, number)
-    if rung == 2 and inside:
+    mps = any(r["result"] == MPS_REFUSAL for r in results)
+    if rung == 2 and inside and not mps:
         results.append({"group": kill_left_over_group(act, "down", group, "KILL")})
     state["rung"] = rung
     journal_step(act, "signalled", {"signal": number, "results": results})
