@@ -132,13 +132,12 @@ def _place(asked: Mapping[str, str], request: int | None) -> Place:
 
 
 def _member(name: str) -> Forge:
-    from reconciler.reporting import gitea, github, gitlab
+    from reconciler.reporting.forges import FORGES
 
-    members: dict[str, Forge] = {"github": github, "gitlab": gitlab, "gitea": gitea}
-    if name not in members:
-        message = f"{name!r} is no forge that is known; there are: {', '.join(members)}"
+    if name not in FORGES:
+        message = f"{name!r} is no forge that is known; there are: {', '.join(FORGES)}"
         raise UsageError(message)
-    return members[name]
+    return FORGES[name]
 
 
 def _token(place: Place, path: Path | None) -> str:
