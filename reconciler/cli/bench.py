@@ -66,7 +66,7 @@ class Asked:
 def _help() -> str:
     from textwrap import wrap
 
-    from reconciler.views.benchmark import METRICS
+    from reconciler.core.benchmark import METRICS
 
     words = []
     for name, meaning in METRICS.items():

@@ -15,7 +15,23 @@ from reconciler.core.gate import CLIENT_CPU_LIMIT, CLIENT_LAG_LIMIT_MS
 from reconciler.core.measurement import FORMAT_VERSION, Distribution, RunResult, short
 from reconciler.core.significance import mean_of, requests_needed, variance
 
-LATENCIES = ("ttft", "e2e", "event_gap")
+METRICS: Mapping[str, str] = {
+    "ttft": "request written to first token event of any channel (text, reasoning, tool call)",
+    "ttfv_ms": "request written to first visible text",
+    "decode_tps": "per request: (tokens - tokens in the first token event) / (last - first token event); median",
+    "event_gap": "time between token events of a stream; an event may hold several tokens: see tokens_per_event",
+    "tokens_per_event": "tokens by the server's usage / token events",
+    "e2e": "request written to last token event",
+    "queue_ms": "what this client waited before it wrote a request; in no latency",
+    "output_tps": "tokens a second of all streams, in the window in which all of them were busy",
+    "out_tok_s_wall": "all tokens / first request to last token event, ramp and drain included",
+    "error_rate": "failed / sent; a success is 2xx, no error in the stream, a finish_reason, and a token",
+    "accept_length": "tokens per verify pass of speculative decoding; accept_rate: accepted / drafted tokens",
+    "cached_prompt_share": "prompt tokens that the server took from its prefix cache",
+    "client_cpu_share": "of one core, by this client; from 70 % on the run is inconclusive",
+    "client_loop_lag_p99_ms": "how late this client's event loop was",
+}
+"""Tokens are always the server's `usage`; events are never counted as tokens."""
 
 
 @dataclass(frozen=True, slots=True)

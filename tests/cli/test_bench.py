@@ -14,7 +14,7 @@ from model_server import Asked, Drop, Reply, chat_chunk, chat_parts, event, ordi
 from ruamel.yaml import YAML
 
 from reconciler.cli.main import main
-from reconciler.views.benchmark import METRICS
+from reconciler.core.benchmark import METRICS
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "sse-streams"
 CASES: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(RECORDED / "cases.yaml")["cases"]
