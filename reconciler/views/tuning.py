@@ -125,12 +125,12 @@ def page(title: str, tried: Sequence[Tried], choice: Choice, objective: Objectiv
     for line in lines(tried, choice, objective):
         console.print(line, soft_wrap=True)
     body = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
-    head = html.escape(title)
+    head = html.escape(visible(title))
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{head}</title>\n'
         "<style>body{font:15px/1.5 system-ui,sans-serif;margin:2em;max-width:80em}"
         "pre{font:13px/1.4 ui-monospace,monospace;overflow-x:auto}svg{max-width:44em}</style></head>\n"
-        f"<body><h1>{head}</h1>\n<p>{html.escape(choice.sentence)}</p>\n{scatter(tried, choice)}\n{body}\n"
+        f"<body><h1>{head}</h1>\n<p>{html.escape(visible(choice.sentence))}</p>\n{scatter(tried, choice)}\n{body}\n"
         "<p>One stream: median decode speed at the lowest concurrency. All streams: tokens a second at the highest, in the "
         "window in which every stream was busy. Means of rounds; tokens are the server's own usage.</p></body></html>\n"
     )
@@ -199,7 +199,7 @@ def message(server: str, tried: Sequence[Tried], choice: Choice, objective: Obje
     assert isinstance(console.file, StringIO)
     chosen = choice.winner.point.label if choice.winner is not None else "nothing"
     text = "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
-    return f"Tune {server}: {chosen}\n\n{text}\n"
+    return f"Tune {server}: {visible(chosen)}\n\n{text}\n"
 
 
 __all__ = ["as_json", "lines", "message", "numbers_of", "page", "scatter", "table"]

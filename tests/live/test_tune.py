@@ -1,0 +1,53 @@
+"""A sweep on a lab host with a real systemd: real rollouts, real streams, and a commit at the end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from lab_engine import hold_command
+from live_controller import GPU_MIB, Controller, HostView
+
+pytestmark = pytest.mark.lab
+
+RUNS = [
+    {"name": "single", "concurrency": 1, "requests": 9, "max_tokens": 24},
+    {"name": "batch", "concurrency": 4, "requests": 24, "max_tokens": 24},
+]
+
+
+def command(speed: int, most: int) -> list[str]:
+    """Give the stand-in's command with a speed of one stream and of all."""
+    options = ("--model", "one", "--load", "0.1", "--speed", str(speed), "--max-speed", str(most))
+    return hold_command(*options, gpus=(0,), mib=GPU_MIB)
+
+
+def test_a_sweep_ends_in_a_commit_and_the_applied_server_is_back(
+    controller: Controller, view: HostView
+) -> None:
+    """The faster command wins, the slower one is told; a branch has the winner, the host what was applied before."""
+    controller.commit("one", gate=False, engine={"name": "custom", "command": command(100, 300)})
+    controller.set(gate={"quality": "off", "runs": RUNS})
+    assert controller.apply().ended == (0, "Applied", "")
+    applied = view.record("applied")["revision"]
+    fast, slow = json.dumps(command(160, 480)), json.dumps(command(60, 150))
+    done = controller.run(
+        "tune", "llm", "--set", f"engine.command={slow},{fast}", "--rounds", "3", "--margin", "5%", "--yes",
+        "--branch", "tune/llm", "--report", str(controller.directory / "report.html"), "--output", "json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    found = done.json()
+    assert found["winner"] == {"engine.command": command(160, 480)}
+    states = {str(p["label"]): p["state"] for p in found["points"]}
+    assert list(states.values()) == ["measured", "dominated", "measured", "measured"]
+    by_label = [p["single_tps"] for p in found["points"]]
+    assert by_label == pytest.approx([100, 60, 160, 100], rel=0.2)
+    assert found["restored"]
+    view.serves("one")
+    assert view.record("applied")["revision"] == applied
+    assert controller.apply().ended == (0, "InSync", "")
+    controller.git("checkout", "--quiet", "tune/llm")
+    assert json.loads((controller.specs / "llm.yaml").read_text())["engine"]["command"] == command(
+        160, 480
+    )
+    assert "<svg" in (controller.directory / "report.html").read_text()
