@@ -176,6 +176,7 @@ COMMANDS = {
     "schema": "specs",
     "explain": "specs",
     "enrol": "enrol",
+    "adopt": "adopt",
     "apply": "saved",
     "comment": "comment",
     "status": "steer",
@@ -191,6 +192,7 @@ COMMANDS = {
     "lab": "lab",
     "diagnose": "diagnose",
     "bench": "bench",
+    "tune": "tune",
     "read": "read",
     "release": "release",
 }
