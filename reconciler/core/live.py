@@ -61,6 +61,10 @@ class Gpu:
     total_mib: int | None
 
 
+STARTED_BY = ("TriggeredBy", "OnFailureOf", "OnSuccessOf", "UpheldBy")
+"""Sockets, timers and paths; units whose end starts this one; units that keep it up."""
+
+
 @dataclass(frozen=True, slots=True)
 class UnitState:
     """One unit as systemd has it loaded."""
@@ -119,6 +123,9 @@ class Records:
     revisions: tuple[str, ...]
     produced: frozenset[str]
     disarmed: bool
+    protected: bool = False
+    request: str = ""
+    handled: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +395,7 @@ def _unit(value: Any) -> UnitState:
         job=int(value["Job"]),
         exec_main_code=int(value["ExecMainCode"]),
         exec_main_status=int(value["ExecMainStatus"]),
-        triggered_by=tuple(value.get("TriggeredBy", ())),
+        triggered_by=tuple(unit for name in STARTED_BY for unit in value.get(name, ())),
         on_failure=tuple(value.get("OnFailure", ())),
         kill_mode=value["KillMode"],
         send_sigkill=bool(value["SendSIGKILL"]),
@@ -437,6 +444,9 @@ def _records(value: Any) -> Records:
         revisions=tuple(value.get("revisions") or ()),
         produced=frozenset(value.get("produced") or ()),
         disarmed=value.get("disarmed") is True,
+        protected=value.get("protect") is not None,
+        request=str((value.get("request") or {}).get("token") or ""),
+        handled=value.get("handled"),
     )
 
 

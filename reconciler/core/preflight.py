@@ -329,7 +329,9 @@ def _holders(state: Attempt, live: LiveHost) -> Iterator[Refusal]:
         for m in state.members
     ]
     for holder in scan.get("holders", ()):
-        if not minors & set(holder.get("minors") or ()):
+        theirs = set(holder.get("minors") or ())
+        # One that has only control nodes open cannot be pinned to other cards, so after a stop nothing would be proven free.
+        if theirs and not minors & theirs:
             continue
         classes = [readings.classify_holder(holder, context) for context in contexts]
         if any(cls in {"owned", "infra"} for cls, _ in classes):
@@ -338,7 +340,7 @@ def _holders(state: Attempt, live: LiveHost) -> Iterator[Refusal]:
         who = str(holder.get("exe") or holder.get("comm"))[:80]
         yield Refusal(
             "foreign-holder",
-            f"pid {holder.get('pid')} ({who}, in {holder.get('cgroup')}) holds one of the GPUs and is {cls} ({why}); it is never touched",
+            f"pid {holder.get('pid')} ({who}, in {holder.get('cgroup')}) holds {'one of the GPUs' if theirs else 'a control node of the GPUs'} and is {cls} ({why}); it is never touched",
             Reason.FOREIGN_HOLDER,
         )
 

@@ -115,7 +115,7 @@ def _digest(hosts: Mapping[str, SavedHost]) -> str:
 _UNIT: Final = (
     "LoadState", "ActiveState", "SubState", "Result", "MainPID", "NRestarts", "InvocationID", "ControlGroup", "Restart",
     "TimeoutStopUSec", "FragmentPath", "DropInPaths", "UnitFileState", "NeedDaemonReload", "ConditionResult", "Job",
-    "ExecMainCode", "ExecMainStatus", "TriggeredBy", "OnFailure", "KillMode", "SendSIGKILL",
+    "ExecMainCode", "ExecMainStatus", "TriggeredBy", "OnFailureOf", "OnSuccessOf", "UpheldBy", "OnFailure", "KillMode", "SendSIGKILL",
 )  # fmt: skip
 _GPU: Final = ("uuid", "index", "bus_id", "minor", "used_mib", "total_mib")
 _APPLIED: Final = (

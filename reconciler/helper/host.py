@@ -51,7 +51,7 @@ from reconciler.helper.outputs import (
     APP_FIELDS,
     GPU_FIELDS,
     GPU_FIELDS_OPTIONAL,
-    UNIT_PROPERTIES,
+    UNIT_PROPERTIES_ASKED,
     known,
     read_apps,
     read_driver_version,
@@ -253,7 +253,7 @@ class RealMachine:
         if properties.get("refused"):
             return properties
         shown = _program(
-            ["systemctl", "show", "--no-pager", "-p", ",".join(UNIT_PROPERTIES), "--", name],
+            ["systemctl", "show", "--no-pager", "-p", ",".join(UNIT_PROPERTIES_ASKED), "--", name],
             SYSTEMCTL_LIMIT_S,
         )
         if isinstance(shown, str):

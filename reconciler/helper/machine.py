@@ -98,7 +98,8 @@ class Machine(Protocol):
         Strings as systemd prints them: Id LoadState ActiveState SubState Result MainPID(int) ControlPID(int)
         NRestarts(int) ExecMainCode(int) ExecMainStatus(int) ControlGroup InvocationID Restart KillMode SendSIGKILL(bool) Type
         FragmentPath DropInPaths(list) UnitFileState NeedDaemonReload(bool) ConditionResult(bool) Job(int, 0 = none)
-        StartLimitBurst(int) RemainAfterExit(bool) TriggeredBy(list) OnFailure(list) Requires(list);
+        StartLimitBurst(int) RemainAfterExit(bool) TriggeredBy(list) OnFailure(list) Requires(list)
+        OnFailureOf(list) OnSuccessOf(list) UpheldBy(list);
         numbers of microseconds (null = infinity): TimeoutStopUSec RestartUSec StartLimitIntervalUSec ActiveEnterTimestampMonotonic
         InactiveEnterTimestampMonotonic ExecMainStartTimestampMonotonic.
         """

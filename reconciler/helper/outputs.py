@@ -478,6 +478,7 @@ _UNIT_NUMBER = [
 ]
 _UNIT_BOOL = ["SendSIGKILL", "NeedDaemonReload", "ConditionResult", "RemainAfterExit"]
 _UNIT_LIST = ["DropInPaths", "TriggeredBy", "OnFailure", "Requires"]
+_UNIT_LIST_249 = ["OnFailureOf", "OnSuccessOf", "UpheldBy"]  # An older systemd does not tell them.
 _UNIT_SPAN = ["TimeoutStopUSec", "RestartUSec", "StartLimitIntervalUSec"]
 _UNIT_CLOCK = [
     "ActiveEnterTimestampMonotonic",
@@ -493,6 +494,7 @@ UNIT_PROPERTIES: Tuple[str, ...] = (
     *_UNIT_CLOCK,
     "Job",
 )
+UNIT_PROPERTIES_ASKED: Tuple[str, ...] = (*UNIT_PROPERTIES, *_UNIT_LIST_249)
 _INFINITY = 2**64 - 1
 _SPAN_UNITS = {
     "us": 1,
@@ -549,6 +551,7 @@ def read_unit_show(text: str, exit_status: int = 0, stderr: str = "") -> Reading
         return unknown(f"systemctl show left out {', '.join(missing)}")
     unit: Dict[str, Any] = {name: values[name] for name in _UNIT_TEXT}
     unit.update({name: values[name].split() for name in _UNIT_LIST})
+    unit.update({name: values.get(name, "").split() for name in _UNIT_LIST_249})
     try:
         unit.update({name: int(values[name]) for name in _UNIT_NUMBER})
         unit.update({name: int(values[name]) for name in _UNIT_CLOCK})
@@ -566,6 +569,7 @@ def read_unit_properties(properties: Mapping[str, Any]) -> Reading:
     if missing:
         return unknown(f"the bus left out {', '.join(missing)}")
     unit = {name: properties[name] for name in UNIT_PROPERTIES}
+    unit.update({name: properties.get(name, []) for name in _UNIT_LIST_249})
     unit["Job"] = properties["Job"][0]
     unit["InvocationID"] = bytes(properties["InvocationID"] or []).hex()
     for name in (*_UNIT_SPAN, *_UNIT_CLOCK):

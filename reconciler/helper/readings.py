@@ -219,6 +219,8 @@ def _owned_by_record(process: Mapping[str, Any], context: Mapping[str, Any]) -> 
     snapshot = context.get("snapshot") or {}
     if not snapshot or snapshot.get("boot_id") != context.get("boot_id"):
         return None
+    if process.get("layer") == "outer":
+        return None  # Its numbers are of another pid namespace than those that were recorded.
     for recorded in snapshot.get("processes") or []:
         if all(
             process.get(key) == recorded.get(key) is not None

@@ -9,6 +9,7 @@ import pytest
 from reconciler.helper.outputs import (
     GPU_FIELDS,
     UNIT_PROPERTIES,
+    UNIT_PROPERTIES_ASKED,
     known,
     pci_address,
     read_amd_memory,
@@ -208,9 +209,14 @@ def show(**changed: str) -> str:
 
 
 def test_a_shown_unit_has_types_and_microseconds() -> None:
-    """Every key is there, with infinity as null and an empty job as none."""
+    """Every key is there, with infinity as null and an empty job as none; what an old systemd does not tell is empty."""
     unit = read_unit_show(show())["known"]
-    assert set(unit) == set(UNIT_PROPERTIES)
+    assert set(unit) == set(UNIT_PROPERTIES_ASKED)
+    assert unit["OnFailureOf"] == []
+    assert read_unit_show(show(OnFailureOf="a.service b.service"))["known"]["OnFailureOf"] == [
+        "a.service",
+        "b.service",
+    ]
     assert (unit["TimeoutStopUSec"], unit["RestartUSec"], unit["Job"]) == (None, 100_000, 7)
     assert unit["Requires"] == ["a.service", "b.slice"]
     assert read_unit_show(show(Job=""))["known"]["Job"] == 0

@@ -105,6 +105,8 @@ NOT_OWNED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("a snapshot of another boot", {"groups": [], "mount_ns": 1},
         {"snapshot": {**SNAPSHOT, "boot_id": "b1"}}),
     ("the number of a dead one", {"start_ticks": 9999, "groups": [], "mount_ns": 1}, {"snapshot": SNAPSHOT}),
+    ("a number of the outer layer", {"groups": [], "mount_ns": 1, "layer": "outer"},
+        {"snapshot": SNAPSHOT, "invocations": []}),
     ("the root group", {"cgroup": "/x", "groups": [], "uid": 0}, {"control_group": "/"}),
     ("a group whose name only begins alike", {"cgroup": "/system.slice/llm.service2", "groups": [], "uid": 5},
         {"control_group": "/system.slice/llm.service"}),
