@@ -197,6 +197,18 @@ class Git:
         ]  # fmt: skip
         self._run(argv, b"", self._environment(self._access(url)), FETCH_LIMIT_S)
 
+    def push(self, url: str, ref: str) -> None:
+        """Make a ref of the remote what it is here, whatever it was there: it must be one that only we write.
+
+        Raises:
+            GitError: The remote is away, or does not let us write.
+        """
+        argv = [
+            self.program, f"--git-dir={self.mirror}", "push", "--quiet", "--no-verify", "--recurse-submodules=no", "--end-of-options",
+            url, f"+{ref}:{ref}",
+        ]  # fmt: skip
+        self._run(argv, b"", self._environment(self._access(url)), FETCH_LIMIT_S)
+
     # -- how it is run ------------------------------------------------------------------------------------
 
     def _run(
