@@ -42,6 +42,10 @@ from reconciler.resolve import budgets_of, card_named
 
 ASK_DEADLINE_S = 60.0
 
+SAMPLES_MIN = 4
+SETTLING_S = 120.0
+"""How long clean samples may take to become enough of them: a look through a container on a busy node takes seconds."""
+
 RESTART_DEADLINE_S = 200.0
 BACK_S = 120.0
 """From the restart of a container to a login in it."""
@@ -412,6 +416,8 @@ def _watch(
         leaks = all(state == "not-released" and "still holds" in " ".join(r) for state, r in open_)
         held = any("held by" in " ".join(r) for _, r in open_)
         limit = LEAK_S if leaks and not held else found.settle_s + ODD_S
+        if all(r and r[0].startswith("settling:") for _, r in open_) or len(samples) < SAMPLES_MIN:
+            limit = max(limit, SETTLING_S)  # Looks of seconds each are slow, not a verdict.
         if not open_ or now - began >= limit or world.clock.stopping:
             return live, samples
         world.clock.sleep(max(0.05, found.settle_s / 4) if now - began < 10.0 else 1.0)

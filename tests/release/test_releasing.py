@@ -45,3 +45,12 @@ def test_a_released_server_comes_back_after_resume() -> None:
     write_records(SimulatedPort(stage.host), "qwen", "tester", [("hold", None)])
     assert stage.run().outcome is Outcome.APPLIED
     assert stage.running() == ["qwen.service"]
+
+
+def test_slow_looks_are_waited_for() -> None:
+    """Where a look takes seconds the proof still gets its three clean samples: slow is not the same as not free."""
+    stage = Stage()
+    found = stage.look("0")
+    stage.world.call_takes_s = 2.5
+    released = stage.free(found)
+    assert [card["verdict"] for card in released.proof] == ["released"]
