@@ -178,18 +178,21 @@ def _compared(
     if one == other:
         return None
     fields = field_changes(one, other)
+    effect = worst_effect(fields)
+    # What only the controller reads installs nothing, whatever a unit rendered today would look like.
+    installs = effect in {"restart", "reload"}
     known = set(_warnings(old, sides.engines))
     moved = old.host != new.host
     return ServerReview(
         name,
         new.host,
         Kind.MOVED if moved else Kind.CHANGED,
-        worst_effect(fields),
+        effect,
         revision(new),
         host_before=old.host if moved else "",
         unit=new.unit,
         changes=fields,
-        unit_diff=sides.units(old, new),
+        unit_diff=sides.units(old, new) if installs else "",
         gate_moves=gate_moves(one, other),
         warnings=tuple(w for w in _warnings(new, sides.engines) if w not in known),
         note=f"new on {new.host}; what runs on {old.host} is left there" if moved else "",

@@ -117,6 +117,7 @@ def test_a_limit_that_is_let_down_is_called_looser() -> None:
         ("single.max_ttft_p95", True),
     }
     assert found.effect == "controller"
+    assert found.unit_diff == ""
     stricter = one(server(), server().replace("600ms", "500ms")).servers[0]
     assert [m.looser for m in stricter.gate_moves] == [False]
     gone = one(server(), server().replace(", max_ttft_p95: 600ms", "")).servers[0]
