@@ -24,6 +24,7 @@ from reconciler.core.release_plan import (
     Bound,
     Ledger,
     Objection,
+    Released,
     ReleasePlan,
     attempts_for,
     judge_card,
@@ -86,36 +87,6 @@ class Found:
     bound: tuple[Bound, ...]
     settle_s: float
     consent: Consent = NO_CONSENT
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """How a release ended: the servers, the proof of each card (plain JSON), and whether the host has kept it."""
-
-    results: tuple[ServerResult, ...]
-    proof: tuple[Mapping[str, Any], ...]
-    lifted: tuple[str, ...] = ()
-    not_kept: str = ""
-    notes: tuple[str, ...] = ()
-    """What became of the acts that a person consented to."""
-
-    @property
-    def verdicts(self) -> tuple[ServerResult, ...]:
-        """Give the servers' results and one for each card, so that the worst decides."""
-        return (*self.results, *(_card_result(card) for card in self.proof))
-
-
-def _card_result(card: Mapping[str, Any]) -> ServerResult:
-    why = "; ".join(card["reasons"])
-    match card["verdict"]:
-        case "released":
-            return ServerResult(card["uuid"], Outcome.STOPPED, Reason.NONE, "proven free")
-        case "unknown":
-            return ServerResult(card["uuid"], Outcome.UNKNOWN, Reason.UNREADABLE, why)
-        case "wedged" | "fault":
-            return ServerResult(card["uuid"], Outcome.FAILED, Reason.WEDGED, why)
-        case _:
-            return ServerResult(card["uuid"], Outcome.FAILED, Reason.NOT_RELEASED, why)
 
 
 # -- look and plan -------------------------------------------------------------------------------------------

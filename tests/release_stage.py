@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from reconciler.core.fleet import Fleet
+from reconciler.core.release_plan import Released
 from reconciler.effects.steer import write_records
 from reconciler.engines import custom
 from reconciler.helper.records import QUARANTINE, encoded
@@ -14,7 +15,7 @@ from reconciler.lab.simulated_ports import SimulatedPort, controller_world
 from reconciler.lab.world import Behaviour, World
 from reconciler.reconcile import World as ControllerWorld
 from reconciler.reconcile import act, survey
-from reconciler.releasing import Found, Released, free, look
+from reconciler.releasing import Found, free, look
 
 ENGINES = {"custom": custom}
 HOLD = {"version": 1, "owner": "ann@desk", "reason": "another job", "at": 1.0, "until": None}

@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reconciler.core.fleet import Fleet
-    from reconciler.core.release_plan import ReleasePlan
+    from reconciler.core.release_plan import Released, ReleasePlan
     from reconciler.core.spec import Host
     from reconciler.reconcile import World
-    from reconciler.releasing import Released
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from reconciler.core import release
 from reconciler.core.attempt import Attempt, Member, Sample
-from reconciler.core.conditions import Outcome, Reason
+from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.desired import Budgets, Target
 from reconciler.core.effect import Acted, Effect, Observed, Reply, Signal, Stop
 from reconciler.core.live import Gpu, Known, LiveHost, Unknown
@@ -425,6 +425,36 @@ def _shown(sample: Sample, uuid: str) -> dict[str, Any]:
     return {"at_s": round(sample.at, 3), "used_mib": card.get("used_mib"), "pids": pids}
 
 
+@dataclass(frozen=True, slots=True)
+class Released:
+    """How a release ended: the servers, the proof of each card (plain JSON), and whether the host has kept it."""
+
+    results: tuple[ServerResult, ...]
+    proof: tuple[Mapping[str, Any], ...]
+    lifted: tuple[str, ...] = ()
+    not_kept: str = ""
+    notes: tuple[str, ...] = ()
+    """What became of the acts that a person consented to."""
+
+    @property
+    def verdicts(self) -> tuple[ServerResult, ...]:
+        """Give the servers' results and one for each card, so that the worst decides."""
+        return (*self.results, *(_card_result(card) for card in self.proof))
+
+
+def _card_result(card: Mapping[str, Any]) -> ServerResult:
+    why = "; ".join(card["reasons"])
+    match card["verdict"]:
+        case "released":
+            return ServerResult(card["uuid"], Outcome.STOPPED, Reason.NONE, "proven free")
+        case "unknown":
+            return ServerResult(card["uuid"], Outcome.UNKNOWN, Reason.UNREADABLE, why)
+        case "wedged" | "fault":
+            return ServerResult(card["uuid"], Outcome.FAILED, Reason.WEDGED, why)
+        case _:
+            return ServerResult(card["uuid"], Outcome.FAILED, Reason.NOT_RELEASED, why)
+
+
 # -- what comes next -------------------------------------------------------------------------------------------
 
 RUNG_8 = "restart the container: everything in it is out for as long as it takes to boot and to load; only where nothing else runs in it (`--allow-container-restart VMID`)"
@@ -452,6 +482,7 @@ __all__ = [
     "Ledger",
     "Objection",
     "ReleasePlan",
+    "Released",
     "attempts_for",
     "judge_card",
     "next_rung",

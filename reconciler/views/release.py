@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 
-from reconciler.core.release_plan import DRIFT_MIB, Bound, Card, Holder, ReleasePlan
+from reconciler.core.release_plan import DRIFT_MIB, Bound, Card, Holder, Released, ReleasePlan
 from reconciler.views.terminal import safe
-
-if TYPE_CHECKING:
-    from reconciler.releasing import Released
 
 VERDICT_COLOUR = {"released": "green", "not-released": "red", "wedged": "red", "fault": "red"}
 FORMAT_VERSION = "1.0"
