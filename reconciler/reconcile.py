@@ -175,7 +175,8 @@ def look_at(
     for server in servers:
         wish = wish_of(server, engines[server.engine.name], live)
         plan = plan_server(wish, live.server(server.name), {}, allow)
-        if plan.acts and plan.applied:
+        if (plan.acts or plan.reason is Reason.REJECTED) and plan.applied:
+            # What was rejected may leave the last good revision owed (L2).
             recorded, gate = fetch_revision(port, server.name, plan.applied)
             if gate is not None:
                 baselines[server.name] = gate

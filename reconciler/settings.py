@@ -152,6 +152,43 @@ class Settings(Strictly):
         title="Hosts at once",
         description="How many hosts are worked on side by side.",
     )
+    git_key: str = Field(
+        default="",
+        title="SSH key for git",
+        description="File of the private key that fetches; without it ssh's own configuration and agent decide.",
+        examples=["/etc/reconciler/git.key"],
+    )
+    git_known_hosts: str = Field(
+        default="",
+        title="Known hosts for git",
+        description="File with the keys of git's hosts; an unknown host is never fetched from.",
+    )
+    git_token_file: str = Field(
+        default="",
+        title="Token for git",
+        description="File with a token (or user:token) for https, readable by its owner alone.",
+        examples=["/etc/reconciler/git.token"],
+    )
+    webhook_secret_file: str = Field(
+        default="",
+        title="Secret of the webhook",
+        description="File with the secret that the forge signs with; without it there is no webhook.",
+        examples=["/etc/reconciler/webhook.secret"],
+    )
+    starts_per_hour: int = Field(
+        default=6,
+        ge=1,
+        le=1000,
+        title="Starts per hour",
+        description="How many rollouts of one server the daemon may begin within an hour.",
+    )
+    heals_per_hour: int = Field(
+        default=3,
+        ge=1,
+        le=1000,
+        title="Heals per hour",
+        description="How often the daemon brings one server back within an hour before it leaves it alone and says so.",
+    )
     signing_keys: Patterns = Field(
         default=(),
         title="Signing keys",

@@ -95,6 +95,31 @@ def one_pass(
         Path | None,
         typer.Option("--out", metavar="PLAN", help="With --dry-run: save the plan for `apply`."),
     ] = None,
+    git: Annotated[
+        str | None,
+        typer.Option("--git", metavar="URL", help="Specs from this repository, not a folder."),
+    ] = None,
+    branch: Annotated[
+        str | None, typer.Option("--branch", help="With --git: the branch.  [default: main]")
+    ] = None,
+    path: Annotated[
+        str | None,
+        typer.Option("--path", help="With --git: the folder in it.  [default: specs]"),
+    ] = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Stay, and follow the specs; acts without asking."),
+    ] = False,
+    interval: Annotated[
+        str | None,
+        typer.Option("--interval", help="With --watch: between passes.  [default: 1m]"),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen", metavar="ADDRESS:PORT", help="With --watch: for /healthz and /hook."
+        ),
+    ] = None,
     output: Annotated[
         PassOutput,
         typer.Option(
@@ -116,6 +141,7 @@ def one_pass(
         reconcile                           show, ask, act
         reconcile --dry-run --offline --base origin/main -o markdown      what a pull request would do
         reconcile --server qwen --yes       one server, without asking
+        reconcile --watch --git git@example.org:team/models.git    follow a branch
         reconcile --expect 1f3a9c0b7d21 --yes     act only on the plan that was shown
 
     Exit codes: 0 applied or in sync, 1 refused or failed, 2 differences (--detailed-exitcode, or nobody said yes), 3 rolled back, 4 down and not restored,
@@ -133,7 +159,21 @@ def one_pass(
         )
         raise typer.Exit(USAGE)
 
+    from reconciler.cli.watch import git_place, watched
+    from reconciler.core.errors import UsageError
+
+    try:
+        place = git_place(git, branch, path)
+    except UsageError as error:
+        sys.stderr.write(f"reconcile: {error}\n")
+        raise typer.Exit(USAGE) from None
+    if watch:
+        guarded(lambda: watched(context.params, specs_path, place))
+    elif interval or listen:
+        sys.stderr.write("reconcile: --interval and --listen belong to --watch\n")
+        raise typer.Exit(USAGE)
     options = PassOptions(
+        git=place,
         specs=specs_path,
         servers=tuple(server or ()),
         dry_run=dry_run,
@@ -169,6 +209,7 @@ def refuse_options(context: typer.Context) -> None:
 
 TAKE_A_VALUE = frozenset(
     {"--specs", "--server", "--expect", "--base", "--against", "--out", "-o", "--output"}
+    | {"--git", "--branch", "--path", "--interval", "--listen"}
 )
 
 COMMANDS = {
@@ -178,6 +219,8 @@ COMMANDS = {
     "enrol": "enrol",
     "adopt": "adopt",
     "apply": "saved",
+    "accept": "watch",
+    "install-daemon": "watch",
     "comment": "comment",
     "status": "steer",
     "history": "steer",

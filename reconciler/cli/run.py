@@ -23,6 +23,7 @@ from reconciler.core.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from reconciler.cli.watch import GitPlace
     from reconciler.core.conditions import Exit, ServerResult
     from reconciler.core.event import Event
     from reconciler.core.fleet import Fleet
@@ -42,6 +43,7 @@ class PassOptions:
     """What the command line says about one pass."""
 
     specs: Path
+    git: GitPlace | None = None
     servers: tuple[str, ...] = ()
     dry_run: bool = False
     detailed: bool = False
@@ -61,6 +63,8 @@ class PassOptions:
     def command(self) -> str:
         """Give the command that would apply the plan, as a person would type it."""
         words = ["reconcile"]
+        if self.git is not None:
+            words += ["--git", self.git.url, "--branch", self.git.branch, "--path", self.git.path]
         if str(self.specs) != "specs":
             words += ["--specs", str(self.specs)]
         for name in self.servers:
@@ -94,12 +98,26 @@ def specs_and_origin(options: PassOptions, setup: Settings) -> tuple[Fleet, Pass
     """Load the specs, and note what a saved plan is bound to: their digest and the commit that is checked out."""
     from reconciler.cli.context import load_snapshot
 
+    if options.git is not None:
+        return from_git(options, options.git, setup)
     fleet, snapshot = load_snapshot(options.specs, setup)
     if options.out is None and options.saved is None:
         return fleet, options
     from reconciler.sources.revision_files import head_of
 
     return fleet, replace(options, commit=head_of(options.specs), specs_version=snapshot.version)
+
+
+def from_git(options: PassOptions, place: GitPlace, setup: Settings) -> tuple[Fleet, PassOptions]:
+    """Load the specs of the commit that is in force, and say when it is not the newest. A dry run accepts nothing."""
+    from reconciler.cli.watch import fleet_of, source_of
+
+    snapshot = source_of(place, options.specs, setup, accept=not options.dry_run).snapshot()
+    if snapshot.stale:
+        sys.stderr.write(f"reconcile: stale: {snapshot.stale}\n")
+    commit = snapshot.commit.id if snapshot.commit else ""
+    fleet = fleet_of(snapshot, setup)
+    return fleet, replace(options, commit=commit, specs_version=snapshot.version)
 
 
 def check_names(fleet: Fleet, names: Sequence[str]) -> None:
