@@ -54,26 +54,29 @@ def log(name: str) -> str:
     return (RECORDED / f"{name}.log").read_text()
 
 
-DIES = {"load_s": 30.0, "crash_at_s": 3.0}
+def dies(line: str, status: int = 1) -> Behaviour:
+    return Behaviour(load_s=30.0, crash_at_s=3.0, exit_status=status, crash_line=line)
+
+
 STORIES: dict[str, tuple[Behaviour, tuple[str, ...], str, bool]] = {
     "a flag that is gone": (
-        Behaviour(**DIES, exit_status=2, crash_line="serve: error: unrecognized arguments: --steps 7"),
+        dies("serve: error: unrecognized arguments: --steps 7", 2),
         (), "unknown_flag (config error, certain)", True,
     ),
     "weights that do not fit": (
-        Behaviour(**DIES, crash_line=log("sglang-oom-weights-too-big")), (), "oom_weights", True,
+        dies(log("sglang-oom-weights-too-big")), (), "oom_weights", True,
     ),
     "a port that is taken": (
-        Behaviour(**DIES, crash_line=log("trtllm-port-busy")), (), "port_in_use (resource busy", False,
+        dies(log("trtllm-port-busy")), (), "port_in_use (resource busy", False,
     ),
     "a card that is broken": (
-        Behaviour(**DIES, crash_line=log("sglang-spec-illegal-access-at-capture")), (ECC,), "gpu_ecc (host fault", False,
+        dies(log("sglang-spec-illegal-access-at-capture")), (ECC,), "gpu_ecc (host fault", False,
     ),
     "the same crash on sound cards": (
-        Behaviour(**DIES, crash_line=log("sglang-spec-illegal-access-at-capture")), (), "illegal_memory_access", True,
+        dies(log("sglang-spec-illegal-access-at-capture")), (), "illegal_memory_access", True,
     ),
     "no memory on the host": (
-        Behaviour(**DIES, crash_line="Killed"),
+        dies("Killed"),
         ("Memory cgroup out of memory: Killed process 70440 (sglang::detoken) total-vm:1kB",), "host_memory_limit", True,
     ),
 }  # fmt: skip

@@ -1,0 +1,181 @@
+"""The program that asks an installed engine for its flags: run as text by that engine's own interpreter, printed as a catalogue.
+
+It calls the function with which the engine fills its own argument parser, walks that parser, and learns what a value's form is by trying:
+a type that takes `7` and refuses `x` is a whole number, whatever the engine calls it. Standard library only, Python 3.9. The engine's own
+talk goes to standard error. `effects/introspect.py` runs it with limits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import os
+import sys
+import typing
+from typing import Any
+
+PACKAGES = {"sglang": "sglang", "vllm": "vllm", "llamacpp": "llama-cpp-python"}
+ENTRIES = {
+    "sglang": "python -m sglang.launch_server",
+    "vllm": "vllm serve",
+    "llamacpp": "python -m llama_cpp.server",
+}
+
+
+def _sglang() -> Any:
+    parser = argparse.ArgumentParser()
+    importlib.import_module("sglang.srt.server_args").ServerArgs.add_cli_args(parser)
+    return parser
+
+
+def _vllm() -> Any:
+    make = importlib.import_module("vllm.entrypoints.openai.cli_args").make_arg_parser
+    for place in ("vllm.utils.argparse_utils", "vllm.utils"):
+        try:
+            return make(importlib.import_module(place).FlexibleArgumentParser())
+        except (ImportError, AttributeError):
+            continue
+    return make(argparse.ArgumentParser())
+
+
+def _llamacpp() -> Any:
+    parser = argparse.ArgumentParser()
+    cli = importlib.import_module("llama_cpp.server.cli")
+    settings = importlib.import_module("llama_cpp.server.settings")
+    cli.add_args_from_model(parser, settings.ModelSettings)
+    cli.add_args_from_model(parser, settings.ServerSettings)
+    return parser
+
+
+def _takes(form: Any, text: str) -> Any:
+    try:
+        return form(text)
+    except BaseException:  # noqa: BLE001  (whatever a form raises, it does not take the text)
+        return _takes
+
+
+def _type_of(action: Any) -> str:
+    """Name the form of a flag's value."""
+    if action.nargs == 0:
+        return "bool" if len(_negations(action)) else "flag"
+    form = action.type
+    if form is None or form is str:
+        return "str"
+    if form in (int, float):
+        return str(form.__name__)
+    number, word = _takes(form, "7"), _takes(form, "x-y")
+    table, listed = _takes(form, '{"a": 1}'), _takes(form, "[1]")
+    if isinstance(table, str) or (table is _takes and word is not _takes):
+        return "str"
+    if table is not _takes:
+        return "json|str" if isinstance(word, str) else "json"
+    if isinstance(listed, list):
+        return "json-list"
+    if isinstance(number, bool) or number is _takes:
+        return "str"
+    if isinstance(number, float) or _takes(form, "0.5") is not _takes:
+        return "float"
+    suffix = _takes(form, "1k") is not _takes
+    auto = _takes(form, "auto") is not _takes
+    return "int(k/M/G suffix)|auto" if suffix and auto else "int(k/M/G suffix)" if suffix else "int"
+
+
+def _negations(action: Any) -> list[str]:
+    """Give the spellings that turn a flag off."""
+    names = [name for name in action.option_strings if name.startswith("--")]
+    off = [n for n in names if n.startswith("--no-")]
+    if any(n.startswith("--enable-") for n in names):
+        off += [n for n in names if n.startswith("--disable-")]
+    return [n for n in off if len(off) < len(names)]
+
+
+def _plain(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        return {"$object": type(value).__name__}
+
+
+def _row(action: Any, group: str | None) -> dict[str, Any]:
+    off = _negations(action)
+    names = [name for name in action.option_strings if name not in off]
+    names.sort(key=lambda name: not name.startswith("--"))  # Stable: the first long one leads.
+    shown = action.help not in (None, argparse.SUPPRESS)
+    kind = type(action).__name__.strip("_")
+    row = {
+        "flag": names[0] if names else action.dest,
+        "aliases": names[1:],
+        "dest": action.dest,
+        "action": kind.removesuffix("Action"),
+        "type": _type_of(action),
+        "choices": [_plain(c) for c in action.choices] if action.choices is not None else None,
+        "default": _plain(action.default),
+        "nargs": action.nargs,
+        "required": bool(action.required),
+        "deprecated": bool(getattr(action, "deprecated", False))
+        or "deprecated" in kind.lower()
+        or (shown and "deprecated" in str(action.help).lower()[:60]),
+        "hidden": action.help is argparse.SUPPRESS,
+        "group": group,
+    }
+    if off:
+        row["negations"] = off
+    if not action.option_strings:
+        row["positional"] = True
+    return row
+
+
+def _speculative() -> list[dict[str, Any]]:
+    """Give the keys of vLLM's speculative JSON."""
+    kind = importlib.import_module("vllm.config").SpeculativeConfig
+    hints = typing.get_type_hints(kind)
+    rows = []
+    for item in dataclasses.fields(kind):
+        hint = hints.get(item.name)
+        parts = [hint, *typing.get_args(hint)]
+        choices = [
+            c for p in parts if typing.get_origin(p) is typing.Literal for c in typing.get_args(p)
+        ]
+        internal = not item.init or item.name.startswith(
+            ("target_", "draft_model_config", "draft_parallel_config", "_")
+        )
+        default = None if item.default is dataclasses.MISSING else _plain(item.default)
+        rows.append(
+            {
+                "key": item.name,
+                "type": str(item.type),
+                "choices": choices or None,
+                "default": default,
+                "internal": internal,
+            }
+        )
+    return rows
+
+
+def main(engine: str) -> None:
+    """Print the catalogue of the engine that this interpreter has."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # What the engine prints while it is imported is no part of the answer.
+    parser = {"sglang": _sglang, "vllm": _vllm, "llamacpp": _llamacpp}[engine]()
+    groups = {id(a): g.title for g in parser._action_groups for a in g._group_actions}  # noqa: SLF001  (argparse has no other way)
+    rows = [_row(a, groups.get(id(a))) for a in parser._actions if a.dest != "help"]  # noqa: SLF001
+    found = {
+        "engine": engine,
+        "version": importlib.metadata.version(PACKAGES[engine]),
+        "entrypoint": ENTRIES[engine],
+        "count": len(rows),
+        "deprecated_count": sum(row["deprecated"] for row in rows),
+        "allow_abbrev": bool(getattr(parser, "allow_abbrev", True)),
+        "flags": rows,
+    }
+    if engine == "vllm":
+        found["speculative_config_keys"] = _speculative()
+    json.dump(found, answer)
+    answer.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
