@@ -234,6 +234,7 @@ COMMANDS = {
     "rehearse": "rehearse",
     "lab": "lab",
     "diagnose": "diagnose",
+    "catalogue": "catalogue",
     "bench": "bench",
     "tune": "tune",
     "read": "read",
