@@ -263,3 +263,24 @@ def test_a_busy_gpu_outside_is_no_floor(pve_host: ProxmoxHost, tmp_path: Path) -
         directory = tmp_path / "controller"
         with pytest.raises(AssertionError, match="no baseline was learned"):
             enrolled(pve_host, directory)
+
+
+def test_the_gpus_of_a_container_are_released_as_the_node_sees_them(
+    pve_host: ProxmoxHost, view: ContainerView, controller: Controller
+) -> None:
+    """`release`: a holder outside the container refuses it and lives on (S3); without it the server is stopped, held and proven free."""
+    assert deploy(controller, "one").ended == (0, "Applied", "")
+    break_(pve_host.outer, "foreign-holder")
+    refused = controller.run("release", HOST, "--yes")
+    assert refused.code == 1, refused.out + refused.err
+    assert "ForeignHolder" in refused.out
+    assert view.state() == "active"
+    assert pve_host.outer.exec(["systemctl", "is-active", "lab-foreign"]).exit_status == 0
+    pve_host.outer.check(["systemctl", "stop", "lab-foreign"])
+    released = controller.run("release", HOST, "--yes", "-o", "json")
+    assert released.code == 0, released.out + released.err
+    lines = [json.loads(line) for line in released.out.splitlines()]
+    (proof,) = [line for line in lines if line["type"] == "proof"]
+    assert {card["verdict"] for card in proof["gpus"]} == {"released"}
+    assert proof["kept_on_host"] is True
+    assert view.state() == "inactive"
