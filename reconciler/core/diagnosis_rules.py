@@ -95,7 +95,7 @@ CODES: Final[Mapping[str, Meaning]] = {
     "kv_pool_too_small": Meaning(C.CONFIG_ERROR, "after the weights nothing is left for the KV cache within the memory fraction", "raise the memory fraction, use more GPUs, or leave the draft model out; there may be no fraction that fits"),
     "context_exceeds_kv": Meaning(C.CONFIG_ERROR, "one request of full length does not fit into the KV cache", "lower the context length to what the message says, or raise the memory fraction"),
     "utilization_above_baseline": Meaning(C.CONFIG_ERROR, "the fraction asks for more than an idle card has free; no release can cure it", "lower gpu-memory-utilization a little"),
-    "gpu_memory_held": Meaning(C.RESOURCE_BUSY, "somebody else holds the GPU's memory", "find the holder (`reconcile doctor`, nvidia-smi), prove the release, then try once more"),
+    "gpu_memory_held": Meaning(C.RESOURCE_BUSY, "somebody else holds the GPU's memory", "find the holder (`reconcile release HOST`, nvidia-smi), prove the release, then try once more"),
     "orphan_workers": Meaning(C.RESOURCE_BUSY, "processes of an earlier run live on with the memory", "end them by their control group, prove the release, then try once more"),
     "release_unverified": Meaning(C.RESOURCE_BUSY, "the process is gone and the driver is still reclaiming its memory", "wait for the memory, not for the pid, before the next start"),
     "host_memory_limit": Meaning(C.CONFIG_ERROR, "the host's memory (or the unit's limit) ran out and the kernel killed the engine", "lower what the engine keeps in host memory, or raise the limit of the unit or container"),
