@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from release_stage import Stage
 
 from reconciler.core.conditions import Outcome, Reason, worst
 from reconciler.effects.steer import write_records
+from reconciler.lab.schedule import ControllerDiedError
 from reconciler.lab.simulated_ports import SimulatedPort
+from reconciler.lab.world import Effect
 
 
 def test_a_released_server_is_stopped_held_and_proven() -> None:
@@ -54,3 +57,21 @@ def test_slow_looks_are_waited_for() -> None:
     stage.world.call_takes_s = 2.5
     released = stage.free(found)
     assert [card["verdict"] for card in released.proof] == ["released"]
+
+
+def test_a_controller_that_dies_half_way_leaves_no_hold() -> None:
+    """L3: killed right after the stop, the release leaves a deadline and no hold: the host brings the server back by itself."""
+    stage = Stage()
+    found = stage.look("0")
+
+    def die(effect: Effect) -> None:
+        if (effect.kind, effect.detail, effect.stage) == ("call", "stop", "after"):
+            stage.world.watchers.clear()
+            raise ControllerDiedError
+
+    stage.world.on_effect(die)
+    with pytest.raises(ControllerDiedError):
+        stage.free(found)
+    stage.world.advance(400)
+    assert stage.running() == ["qwen.service"]
+    assert stage.run().reason is not Reason.HOLD
