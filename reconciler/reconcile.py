@@ -7,10 +7,13 @@ up no other (L7).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from threading import Lock
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -18,9 +21,15 @@ import structlog
 from reconciler.core.attempt import Attempt, Leg, Phase
 from reconciler.core.checks import waived
 from reconciler.core.conditions import Outcome, Reason, ServerResult
-from reconciler.core.desired import Target
+from reconciler.core.desired import Budgets, Target
 from reconciler.core.effect import Done, Inspect, Measured, Turned, Wait
-from reconciler.core.errors import HostError, HostIdentityError, HostUnreachableError, StoreError
+from reconciler.core.errors import (
+    HostError,
+    HostIdentityError,
+    HostUnreachableError,
+    LeaseHeldError,
+    StoreError,
+)
 from reconciler.core.event import (
     Diagnostic,
     Event,
@@ -31,7 +40,7 @@ from reconciler.core.event import (
     VerdictGiven,
 )
 from reconciler.core.fleet import Fleet
-from reconciler.core.live import LiveHost, Records
+from reconciler.core.live import LiveHost, LiveServer, Records
 from reconciler.core.plan import (
     Action,
     Permissions,
@@ -44,8 +53,10 @@ from reconciler.core.plan import (
     plan_server,
 )
 from reconciler.core.preflight import cards_of, flags_effect
-from reconciler.core.revision import policy_digest
+from reconciler.core.pruning import Orphan, Pruning, limited, orphan_plan, orphans_of
+from reconciler.core.revision import policy_digest, restored
 from reconciler.core.rollout import resume
+from reconciler.core.schedule import Facts, beside, scheduled, waiting
 from reconciler.core.spec import Host, Server
 from reconciler.core.survey import HostSurvey, Survey
 from reconciler.effects.carry import Turn, carry
@@ -62,6 +73,7 @@ from reconciler.effects.ports import (
     Request,
     never,
 )
+from reconciler.effects.steer import act_once, write_records
 from reconciler.engines.base import Engine
 from reconciler.resolve import budgets_of, recorded_target, wish_of
 
@@ -94,6 +106,37 @@ def sole_process(_host: str) -> AbstractContextManager[bool]:
     return nullcontext(enter_result=True)
 
 
+@dataclass
+class Turns:
+    """Who of each group is under change by this process: passes over several hosts at once must not take the last that serve."""
+
+    lock: Lock = field(default_factory=Lock)
+    under_way: dict[str, dict[str, bool]] = field(default_factory=dict)
+
+    def begin(self, plans: Iterable[ServerPlan]) -> bool:
+        """Take the turns of an attempt's members, all or none."""
+        with self.lock:
+            wanted = [(p.wish.server, p.turn) for p in plans if p.turn is not None]
+            for _, turn in wanted:
+                others = self.under_way.get(turn.group, {})
+                mine = [t for _, t in wanted if t.group == turn.group]
+                serving = sum(others.values()) + sum(t.serves for t in mine)
+                if len(others) + len(mine) > turn.at_once or serving > max(
+                    turn.room, sum(t.serves for t in mine)
+                ):
+                    return False
+            for server, turn in wanted:
+                self.under_way.setdefault(turn.group, {})[server] = turn.serves
+            return True
+
+    def end(self, plans: Iterable[ServerPlan]) -> None:
+        """Give the turns back."""
+        with self.lock:
+            for plan in plans:
+                if plan.turn is not None:
+                    self.under_way.get(plan.turn.group, {}).pop(plan.wish.server, None)
+
+
 @dataclass(frozen=True, slots=True)
 class World:
     """Everything that a pass touches the world with."""
@@ -108,6 +151,10 @@ class World:
     """Make this process the only one of its installation that works on a host; False while another one is."""
     flags: FlagMemory = field(default_factory=PassMemory)
     leaving: Leaving = never
+    wall: Callable[[], float] = lambda: 0.0
+    """The time in seconds since the epoch; 0 where it is not known, and then no window is open and no hold has run out."""
+    pruning: Pruning = field(default_factory=Pruning)
+    turns: Turns = field(default_factory=Turns)
     hosts_at_once: int = 16
     """Hosts are waited for, not computed on: a thread each, bounded so that a fleet of hundreds opens no flood of logins."""
 
@@ -120,20 +167,165 @@ def survey(
     world: World,
     *,
     only: frozenset[str] = frozenset(),
+    host: str = "",
+    prune: frozenset[str] = frozenset(),
     allow: Permissions = NO_EXTRAS,
 ) -> Survey:
-    """Observe every host that has servers, and plan. Changes nothing, needs no privilege beyond looking."""
+    """Observe every host, and plan. Changes nothing, needs no privilege beyond looking.
+
+    Args:
+        fleet: The specs.
+        world: What the hosts are reached with.
+        only: Plan for these servers alone; left out, for all, and for those that hosts have and the specs have not.
+        host: Plan for the servers of this host alone.
+        prune: Servers without a spec that a person wants ended, whatever the settings say.
+        allow: What the person in charge allows.
+    """
+    if not allow.at:
+        allow = replace(allow, at=world.wall())
+    chosen = frozenset(
+        s.name
+        for s in fleet.servers
+        if (not only or s.name in only) and (not host or s.host == host)
+    )
+    looked_at = chosen | beside(fleet.servers, chosen)
     by_host: dict[str, list[Server]] = {}
+    # An absence is a removal only where everything was understood (S13), and nobody asks for some servers alone.
+    whole_fleet = fleet.complete and not only
+    if whole_fleet:
+        by_host = {h.name: [] for h in fleet.hosts if not host or h.name == host}
     for server in sorted(fleet.servers, key=lambda s: (s.host, s.name)):
-        if not only or server.name in only:
+        if server.name in looked_at:
             by_host.setdefault(server.host, []).append(server)
-    work = [(fleet.host(name), tuple(servers)) for name, servers in by_host.items()]
-    return Survey(
-        tuple(
-            _on_each(
-                work, lambda item: _survey_host(item[0], item[1], world, allow), world.hosts_at_once
+    work = [(fleet.host(name), tuple(servers)) for name, servers in sorted(by_host.items())]
+
+    def look(item: tuple[Host, tuple[Server, ...]]) -> HostSurvey:
+        at, servers = item
+        found = _survey_host(at, servers, world, allow)
+        if not whole_fleet or found.live is None or (host and at.name != host):
+            return found
+        named = frozenset(s.name for s in fleet.servers if s.host == at.name) | fleet.held
+        return _with_orphans(found, named, world, prune, none_left=not fleet.servers)
+
+    found = _on_each(work, look, world.hosts_at_once)
+    bound = limited(
+        (p for h in found for p in h.plans if p.wish.server not in prune), world.pruning.limit
+    )
+    return _scheduled(fleet, found, chosen, bound, allow)
+
+
+def _with_orphans(
+    found: HostSurvey,
+    named: frozenset[str],
+    world: World,
+    prune: frozenset[str],
+    *,
+    none_left: bool,
+) -> HostSurvey:
+    """Look at the servers that a host has and the specs have not, and plan for them."""
+    assert found.live is not None, "the caller has looked"
+    orphans = orphans_of(found.live.bound, named)
+    if not orphans:
+        return found
+    asked = [
+        {"server": o.server, "unit": o.unit, "port": None, "invocation_lines": 0} for o in orphans
+    ]
+    args = {"servers": asked, "kernel_cursor": None, "paths": [], "users": [], "gpus": False}
+    try:
+        with world.connect(found.host) as port:
+            seen = observe(port, args, deadline_s=OBSERVE_DEADLINE_S)
+    except (HostError, StoreError) as error:
+        return replace(found, silence=f"its other servers cannot be looked at: {error}")
+    plans = []
+    for orphan in orphans:
+        live = seen.servers.get(orphan.server)
+        if live is None:
+            continue  # A saved state that knows of it by name alone.
+        wish = _orphan_wish(found.host.name, orphan, live, world.engines)
+        plans.append(
+            orphan_plan(
+                wish, live, world.pruning, asked=orphan.server in prune, none_left=none_left
             )
         )
+    joined = replace(found.live, servers={**found.live.servers, **seen.servers})
+    return replace(found, live=joined, plans=(*found.plans, *plans))
+
+
+def _orphan_wish(
+    host: str, orphan: Orphan, live: LiveServer, engines: Mapping[str, Engine]
+) -> Wish:
+    """Give what was last wanted of a server whose spec is gone, as far as its host remembers it."""
+    records = live.known_records
+    spec = records.applied.spec if records is not None and records.applied is not None else ""
+    try:
+        server = restored(json.loads(spec), engines) if spec else None
+    except ValueError:
+        server = None
+    return Wish(
+        server=orphan.server,
+        host=host,
+        unit=orphan.unit,
+        target=None,
+        budgets=budgets_of(server) if server is not None else Budgets(),
+        port=server.listen.port if server is not None else None,
+        gated=False,
+        on_failure="stop",
+        on_inconclusive="ask",
+        drift="off",
+        suspend=False,
+        policy_digest="",
+        protect=records.protected if records is not None else False,
+    )
+
+
+def _scheduled(
+    fleet: Fleet,
+    found: list[HostSurvey],
+    chosen: frozenset[str],
+    bound: Mapping[str, ServerPlan],
+    allow: Permissions,
+) -> Survey:
+    """Let what may begin now begin, and everything else wait; leave out what was only looked at because others lean on it."""
+    named = {s.name: s for s in fleet.servers}
+    rows = [
+        (p, h.live)
+        for h in found
+        for p in h.plans
+        if p.wish.server in named and named[p.wish.server].host == h.host.name
+    ]
+    plans = {p.wish.server: p for p, _ in rows}
+    facts = {p.wish.server: _facts(p, live) for p, live in rows}
+    now = datetime.fromtimestamp(allow.at, tz=UTC) if allow.at else None
+    done = scheduled(named, plans, facts, now, allow.override)
+    hosts = []
+    for at in found:
+        kept = []
+        for plan in at.plans:
+            name = plan.wish.server
+            if name not in named or named[name].host != at.host.name:
+                kept.append(bound.get(f"{at.host.name}/{name}", plan))  # An orphan.
+            elif name in chosen:
+                kept.append(done[name])
+        hosts.append(replace(at, plans=tuple(kept)))
+    return Survey(tuple(h for h in hosts if h.plans))
+
+
+def _facts(plan: ServerPlan, live: LiveHost | None) -> Facts:
+    """Say what a schedule goes by. What is not known does not serve."""
+    found = live.servers.get(plan.wish.server) if live is not None else None
+    records = found.known_records if found is not None else None
+    if live is None or found is None or records is None:
+        return Facts()
+    target, wall = plan.wish.target, live.raw.get("wall")
+    applied = records.applied
+    known = applied is not None and applied.at > 0 and isinstance(wall, int | float)
+    return Facts(
+        serving=found.phase == "running" and applied is not None and not records.disarmed,
+        under_way=records.intent is not None or records.disarmed,
+        applied_s=wall - applied.at if known and applied is not None and wall is not None else None,
+        failed=target is not None
+        and any(r.definite and r.revision == target.revision for r in records.rejected)
+        and (applied is None or applied.revision != target.revision),
     )
 
 
@@ -343,6 +535,8 @@ def _act_on_host(
     acting = [p for p in found.plans if p.acts]
     if acting:
         done.update(_carry_all(found, acting, world, began, emit))
+    for note in _noted(found, done, world):
+        emit(Diagnostic(world.clock.now() - began, found.host.name, "", "warning", note))
     ordered = [done[p.wish.server] for p in found.plans]
     for result in ordered:
         log.info(
@@ -380,6 +574,11 @@ def _carry_all(
     try:
         with world.exclusive(found.host.name) as alone, world.connect(found.host) as port:
             for attempt in attempts_of(acting, {p.wish.server: world.new_id() for p in acting}):
+                members = {m.server for m in attempt.members}
+                mine = [p for p in acting if p.wish.server in members]
+                if not world.turns.begin(mine):
+                    done.update({p.wish.server: still(_outrun(p)) for p in mine})
+                    continue
                 watcher = Watcher(found.host.name, began, world.clock, emit)
                 ports = Ports(
                     host=port,
@@ -393,8 +592,21 @@ def _carry_all(
                     leaving=world.leaving,
                 )
                 state = resume(attempt) if attempt.resumed else replace(attempt, alone=alone)
-                for result in carry(state, Performer(ports), watcher.turn):
-                    done[result.server] = moved_on(result, acting)
+                try:
+                    _record_override(port, mine, world)
+                    for result in carry(state, Performer(ports), watcher.turn):
+                        done[result.server] = moved_on(result, acting)
+                except LeaseHeldError as error:
+                    refused = (Outcome.REFUSED, Reason.LEASE_HELD, str(error))
+                    done.update(
+                        {p.wish.server: ServerResult(p.wish.server, *refused) for p in mine}
+                    )
+                finally:
+                    world.turns.end(mine)
+                for plan in mine:
+                    if plan.action is Action.PRUNE:
+                        ended = done[plan.wish.server]
+                        done[plan.wish.server] = _retired(port, plan, ended, world)
     except (HostError, StoreError) as error:
         for plan in acting:
             unknown = ServerResult(
@@ -402,6 +614,77 @@ def _carry_all(
             )
             done.setdefault(plan.wish.server, unknown)
     return done
+
+
+def _outrun(plan: ServerPlan) -> ServerPlan:
+    assert plan.turn is not None, "only a member of a group takes turns"
+    why = f"another member of group {plan.turn.group} is under change by now"
+    return waiting(plan, Reason.GROUP, why)
+
+
+def _record_override(port: HostPort, plans: Iterable[ServerPlan], world: World) -> None:
+    """Record on the host, before anything is done, that a change window was overridden, why, and by whom (S26)."""
+    for plan in plans:
+        if plan.overrides:
+            sentence = f"change window overridden by {world.holder}: {plan.overrides}"
+            line = {"version": 1, "outcome": "Override", "reason": "Window", "sentence": sentence}
+            write_records(port, plan.wish.server, world.holder, [("history", line)])
+
+
+def _retired(port: HostPort, plan: ServerPlan, result: ServerResult, world: World) -> ServerResult:
+    """Take a server that was stopped because its spec is gone out of its host's records of what it runs."""
+    if result.outcome is not Outcome.STOPPED:
+        return result
+    args = {"unit": plan.wish.unit, "protected": plan.wish.protect}
+    try:
+        act_once(port, plan.wish.server, world.holder, "retire", args)
+    except (HostError, LeaseHeldError) as error:
+        why = f"stopped, and not taken out of the host's records: {error}"
+        return replace(result, outcome=Outcome.REFUSED, reason=Reason.ORPHANED, sentence=why)
+    sentence = f"pruned: its GPUs are proven free, {plan.wish.unit} is removed; its revisions stay on {plan.wish.host}"
+    return replace(result, reason=Reason.ORPHANED, sentence=sentence)
+
+
+def _noted(found: HostSurvey, results: Mapping[str, ServerResult], world: World) -> tuple[str, ...]:
+    """Keep on the host what it must remember though a spec may go: protection, and which request was answered how.
+
+    Nothing is written where the host knows it already (L10). What cannot be written now is written by a later pass.
+    """
+    wanted: list[tuple[str, list[tuple[str, Mapping[str, Any] | None]]]] = []
+    for plan in found.plans:
+        live = found.live.servers.get(plan.wish.server) if found.live is not None else None
+        records = live.known_records if live is not None else None
+        if records is None or plan.outcome is Outcome.UNKNOWN:
+            continue
+        rows: list[tuple[str, Mapping[str, Any] | None]] = []
+        orphaned = plan.reason is Reason.ORPHANED or plan.action is Action.PRUNE
+        if records.bindings is not None and not orphaned and plan.wish.protect != records.protected:
+            rows.append(("protect", {"version": 1} if plan.wish.protect else None))
+        result = results[plan.wish.server]
+        last = (records.handled or {}).get("token")
+        if records.request and records.request != last and result.outcome not in UNDECIDED:
+            answer = {"version": 1, "token": records.request, "outcome": result.outcome.value}
+            more = {"reason": result.reason.value, "sentence": result.sentence}
+            rows.append(("handled", {**answer, **more, "revision": result.revision}))
+        if rows:
+            wanted.append((plan.wish.server, rows))
+    if not wanted:
+        return ()
+    failed = []
+    try:
+        with world.connect(found.host) as port:
+            for server, rows in wanted:
+                try:
+                    write_records(port, server, world.holder, rows)
+                except LeaseHeldError as error:
+                    failed.append(str(error))
+    except (HostError, StoreError) as error:
+        failed.append(str(error))
+    return tuple(f"{found.host.name}: {why}; noted by a later pass" for why in failed)
+
+
+UNDECIDED = frozenset({Outcome.WAITING, Outcome.UNKNOWN})
+"""A request is answered when something has been decided about its server."""
 
 
 def moved_on(result: ServerResult, acting: list[ServerPlan]) -> ServerResult:

@@ -75,6 +75,7 @@ def wish_of(server: Server, engine: Engine, live: LiveHost) -> Wish:
             f"{path}: {text}" if path else text for path, text in engine.warnings(server)
         ),
         problem=problem,
+        protect=server.protect,
         stranger_differs=_stranger_differs(server, engine, target, live),
     )
 

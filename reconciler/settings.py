@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_origin
 
 from pydantic import Field, Strict, ValidationError, field_validator
 
@@ -151,6 +151,19 @@ class Settings(Strictly):
         le=256,
         title="Hosts at once",
         description="How many hosts are worked on side by side.",
+    )
+    prune: Literal["off", "confirm", "auto"] = Field(
+        default="off",
+        title="Prune",
+        description="What becomes of a server whose spec is gone: `off` leaves it and says so, `confirm` waits for `reconcile prune`, `auto` ends it.",
+        examples=["confirm"],
+    )
+    prune_limit: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        title="Prune limit",
+        description="How many servers one pass may prune.",
     )
     git_key: str = Field(
         default="",
@@ -325,7 +338,11 @@ def _typed(name: str, text: str) -> object:
         )
     if kind is int:
         return int(text) if text.isdecimal() and len(text) < 10 else text
-    return text if kind is str else tuple(part for part in text.split(":") if part)
+    return (
+        text
+        if kind is str or get_origin(kind) is Literal
+        else tuple(part for part in text.split(":") if part)
+    )
 
 
 def _placed(

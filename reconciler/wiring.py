@@ -78,6 +78,7 @@ class RealClock:
 
 def world(settings: Settings, clock: RealClock) -> World:
     """Give the real world: ssh, this machine's clock, the benchmark client."""
+    from reconciler.core.pruning import Pruning
     from reconciler.effects import gate
     from reconciler.effects.inspect import FlagFile
     from reconciler.reconcile import World
@@ -105,6 +106,8 @@ def world(settings: Settings, clock: RealClock) -> World:
         new_id=lambda: secrets.token_hex(8),
         exclusive=lambda host: alone_on(host, state_dir),
         flags=FlagFile(state_dir / "flags.json"),
+        wall=time.time,
+        pruning=Pruning(settings.prune, settings.prune_limit),
         hosts_at_once=settings.hosts_at_once,
     )
 

@@ -11,10 +11,12 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 from reconciler.core import attempt as attempts
+from reconciler.core.applied import Hold
 from reconciler.core.attempt import Attempt, Leg, Member, Phase
 from reconciler.core.checks import Check, Verdict, refused
 from reconciler.core.conditions import Outcome, Reason
@@ -36,6 +38,7 @@ class Action(StrEnum):
     RELOAD = "reload"
     START = "start"
     STOP = "stop"
+    PRUNE = "prune"
     VERIFY = "verify"
     RESUME = "resume"
     BLOCKED = "blocked"
@@ -44,7 +47,9 @@ class Action(StrEnum):
 LIFECYCLE = frozenset({"down", "looping", "unit-missing", "unverified"})
 """Drift that is about whether the server runs, not about somebody's edits: `drift: off` does not hide it."""
 
-DISRUPTIVE = frozenset({Action.DEPLOY, Action.ADOPT, Action.CHANGE, Action.START, Action.STOP})
+DISRUPTIVE = frozenset(
+    {Action.DEPLOY, Action.ADOPT, Action.CHANGE, Action.START, Action.STOP, Action.PRUNE}
+)
 SYMBOL = {
     Action.NOTHING: " ",
     Action.DEPLOY: "+",
@@ -54,6 +59,7 @@ SYMBOL = {
     Action.RELOAD: "~",
     Action.START: "+",
     Action.STOP: "-",
+    Action.PRUNE: "-",
     Action.VERIFY: "~",
     Action.RESUME: "±",
     Action.BLOCKED: "!",
@@ -81,8 +87,19 @@ class Wish:
     changes: tuple[Change, ...] = ()
     warnings: tuple[str, ...] = ()
     problem: tuple[Reason, str] | None = None
+    protect: bool = False
     stranger_differs: tuple[str, ...] | None = None
     """How a running server that was not made by this tool differs from what is wanted; None where none runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A member's turn in its group: how many may be under change, and how many that serve may stop serving."""
+
+    group: str
+    at_once: int
+    room: int
+    serves: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +111,10 @@ class Permissions:
     retry: bool = False
     no_pidfd: bool = False
     supersede: bool = False
+    at: float = 0.0
+    """The time in seconds since the epoch; 0 where it is not known, and then no hold has run out."""
+    override: str = ""
+    """Why changes may begin outside of their windows."""
     through_hold: str = ""
     """The owner of a hold that this run itself has put on: a sweep keeps everybody else off its server."""
 
@@ -121,6 +142,8 @@ class ServerPlan:
     no_pidfd: bool = False
     notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
+    turn: Turn | None = None
+    overrides: str = ""
 
     @property
     def acts(self) -> bool:
@@ -215,6 +238,10 @@ def plan_server(
         return replace(
             base, action=Action.BLOCKED, outcome=outcome, reason=reason, sentence=sentence
         )
+    if records.hold is not None and expired(records.hold, allow.at):
+        base = replace(base, notes=(*base.notes, reminder(wish.server, records.hold)))
+        records = replace(records, hold=None)
+        live = replace(live, records=Known(records))
     held = records.hold is not None and records.hold.owner != (allow.through_hold or None)
     if wish.suspend or held:
         return replace(base, action=Action.BLOCKED, outcome=Outcome.WAITING, **_waiting(wish, live))
@@ -247,8 +274,26 @@ def _waiting(wish: Wish, live: LiveServer) -> dict[str, Any]:
         }
     return {
         "reason": Reason.HOLD,
-        "sentence": f"held by {hold.owner or 'somebody'}: {hold.reason or 'no reason given'}; `reconcile resume {wish.server}` ends it",
+        "sentence": f"held by {hold.owner or 'somebody'}{_until(hold)}: {hold.reason or 'no reason given'}; `reconcile resume {wish.server}` ends it",
     }
+
+
+def expired(hold: Hold, now: float) -> bool:
+    """Say whether a hold has run out. Where the time is not known none has."""
+    return hold.until is not None and 0 < hold.until <= now
+
+
+def reminder(server: str, hold: Hold) -> str:
+    """Say that a hold has run out: it binds nobody any more, and is shown until somebody takes it away."""
+    return f"the hold of {hold.owner or 'somebody'} ({hold.reason or 'no reason given'}) ran out at {_moment(hold.until)}; `reconcile resume {server}` takes the reminder away"
+
+
+def _until(hold: Hold) -> str:
+    return "" if hold.until is None else f" until {_moment(hold.until)}"
+
+
+def _moment(at: float | None) -> str:
+    return datetime.fromtimestamp(at or 0.0, tz=UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
 def _resumed(base: ServerPlan, state: Mapping[str, Any]) -> ServerPlan:
@@ -340,6 +385,8 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
             reason=Reason.NOT_OURS,
             sentence=sentence,
         )
+    saved = _saved_sha(live)
+    base = replace(base, saved_sha=saved)
     rejected = next(
         (r for r in records.rejected if r.revision == target.revision and r.definite), None
     )
@@ -357,8 +404,6 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
             reason=Reason.REJECTED,
             sentence=sentence,
         )
-    saved = _saved_sha(live)
-    base = replace(base, saved_sha=saved)
     if base.applied == target.revision:
         return _same_revision(base)
     if not base.applied and base.wish.stranger_differs == ():
@@ -528,6 +573,15 @@ def _history(live: LiveServer) -> dict[str, Any]:
         "outage_s": statistics.median(outages[-5:]) if outages else None,
         "outage_runs": len(outages[-5:]),
     }
+
+
+def prune_steps(base: ServerPlan) -> tuple[str, ...]:
+    """Write the steps that end a server whose spec is gone."""
+    kept = "its revisions, history and journal stay in the host's records"
+    return (
+        *_steps(base, Action.STOP),
+        f"remove {base.wish.unit} and its bindings, so that its GPUs and port are free; {kept}",
+    )
 
 
 def _steps(base: ServerPlan, action: Action) -> tuple[str, ...]:

@@ -39,6 +39,11 @@ EFFECT_CLASSES: Final = {
     "on_failure": EffectClass.CONTROLLER,
     "drift": EffectClass.CONTROLLER,
     "suspend": EffectClass.CONTROLLER,
+    "protect": EffectClass.CONTROLLER,
+    "window": EffectClass.CONTROLLER,
+    "depends_on": EffectClass.CONTROLLER,
+    "group": EffectClass.CONTROLLER,
+    "drift_ignore": EffectClass.CONTROLLER,
 }
 """By field path; the longest that fits decides, and what is not here needs a restart."""
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Protocol, Self
+from zoneinfo import ZoneInfo
 
 from pydantic import (
     AfterValidator,
@@ -63,6 +64,7 @@ from reconciler.core.grammar import (
 )
 from reconciler.core.significance import requests_needed
 from reconciler.core.units_of_measure import duration, duration_text, percentage, percentage_text
+from reconciler.core.windows import Windows, read_slot
 
 API_VERSION: Final = "reconciler/v1"
 DAY_S: Final = 86_400.0
@@ -598,6 +600,152 @@ class Preflight(Strictly):
     )
 
 
+# -- when, and beside whom -------------------------------------------------------------------------------
+
+
+def _zone(name: str) -> str:
+    """Accept a time zone that is known here."""
+    try:
+        known = bool(re.match(r"[A-Za-z][A-Za-z0-9_+/-]*\Z", name)) and ZoneInfo(name) is not None
+    except (KeyError, ValueError, OSError):
+        known = False
+    if not known:
+        raise refusal("must be a time zone such as UTC or Europe/Berlin")
+    return name
+
+
+def _slots(*, dates: bool) -> AfterValidator:
+    def check(texts: tuple[str, ...]) -> tuple[str, ...]:
+        found: list[tuple[Loc, str]] = []
+        for i, text in enumerate(texts):
+            try:
+                read_slot(text, dates=dates)
+            except ValueError as error:
+                found.append(((i,), str(error)))
+        raise_all(found)
+        return texts
+
+    return AfterValidator(check)
+
+
+Slots = Annotated[tuple[str, ...], Strict(strict=False)]
+
+
+class ChangeWindow(Strictly):
+    """When changes of a server may begin. One that began in time may end after it."""
+
+    zone: Annotated[str, AfterValidator(_zone)] = Field(
+        default="UTC",
+        title="Time zone",
+        description="Whose wall clock the times mean, summer time included.",
+        examples=["Europe/Berlin"],
+    )
+    allow: Annotated[Slots, _slots(dates=False)] = Field(
+        default=(),
+        max_length=50,
+        title="Allow",
+        description="When changes may begin: days and times; over midnight is fine. Left out: always, but for what is denied.",
+        examples=[["Mon-Fri 22:00-06:00", "Sat,Sun 00:00-24:00"]],
+    )
+    deny: Annotated[Slots, _slots(dates=True)] = Field(
+        default=(),
+        max_length=50,
+        title="Deny",
+        description="When none may begin, whatever is allowed: days and times, or dates, both ends included.",
+        examples=[["2026-12-24/2027-01-02"]],
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.allow and not self.deny:
+            raise_all([((), "needs `allow` or `deny`")])
+        return self
+
+    @property
+    def windows(self) -> Windows:
+        """Give the part that judges a moment."""
+        return Windows(
+            self.zone,
+            tuple(read_slot(text, dates=False) for text in self.allow),
+            tuple(read_slot(text, dates=True) for text in self.deny),
+        )
+
+
+class Group(Strictly):
+    """Servers that stand in for each other, and how they are changed. Every member says the same; write it into a profile."""
+
+    name: Label = Field(title="Name", description="What the group is called.", examples=["chat"])
+    at_once: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        title="At once",
+        description="How many members may be under change at the same time.",
+        examples=[1],
+    )
+    min_available: int = Field(
+        default=0,
+        ge=0,
+        le=1000,
+        title="Least available",
+        description="How many members must go on serving while others are changed.",
+        examples=[2],
+    )
+    canary: Label | None = Field(
+        default=None,
+        title="Canary",
+        description="The member that is changed first; the others wait until it is in sync.",
+        examples=["chat-a"],
+    )
+    soak: Annotated[Duration, between(0, 30 * DAY_S)] = Field(
+        default=0.0,
+        title="Soak",
+        description="How long the canary must have been applied before the others follow.",
+        examples=["30m"],
+    )
+    max_failures: int = Field(
+        default=1,
+        ge=1,
+        le=1000,
+        title="Largest number of failures",
+        description="At so many members that failed on what they are to run, nobody else is changed until the specs change or somebody says `retry`.",
+        examples=[1],
+    )
+
+
+IGNORABLE: Final = (
+    "Description", "Documentation", "Nice", "IOSchedulingClass", "IOSchedulingPriority", "CPUAffinity", "CPUQuota", "CPUWeight",
+    "CPUSchedulingPolicy", "NUMAPolicy", "NUMAMask", "AllowedCPUs", "AllowedMemoryNodes", "IOWeight", "MemoryLow", "MemoryHigh", "MemoryMax",
+    "MemorySwapMax", "TasksMax", "OOMScoreAdjust", "Slice", "LimitCORE", "LimitNOFILE", "LimitMEMLOCK", "LimitSTACK", "StandardOutput",
+    "StandardError", "SyslogIdentifier", "LogRateLimitBurst", "LogRateLimitIntervalSec", "RestartSec", "WantedBy", "UMask",
+)  # fmt: skip
+"""Keys of a unit that another tool may keep: none decides what runs, on which cards, or how it is stopped and guarded."""
+
+_IGNORED_DROP_IN: Final = re.compile(r"drop-in:[A-Za-z0-9][A-Za-z0-9_.@-]{0,100}\.conf\Z", re.ASCII)
+
+
+def _ignored(rules: dict[str, str]) -> dict[str, str]:
+    """Hold each rule to something that may be ignored, and to a reason that says something."""
+    known = {f"unit:{key}" for key in IGNORABLE} | {"port"}
+    found: list[tuple[Loc, str]] = []
+    for what, why in rules.items():
+        if what not in known and not _IGNORED_DROP_IN.match(what):
+            hint = nearest(what, known) or "; say `drop-in:NAME.conf`, `unit:KEY` or `port`"
+            found.append(((what,), f"is nothing that may be ignored{hint}"))
+        said = unseen(why)
+        if said:
+            found.append(((what,), f"holds {said}, which no value may"))
+        elif not 8 <= len(why.strip()) <= 300:
+            found.append(((what,), "says why, in 8 to 300 characters"))
+    raise_all(found)
+    return rules
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    raise_all(((i,), "is listed twice") for i, name in enumerate(names) if name in names[:i])
+    return names
+
+
 # -- server ----------------------------------------------------------------------------------------------
 
 
@@ -722,6 +870,40 @@ class Server(Strictly):
         title="When the host was changed by hand",
         description="`warn` says so and changes nothing, `heal` puts it back (what was there is saved first), `off` is silent.",
         examples=["warn"],
+    )
+    drift_ignore: Annotated[dict[str, str], AfterValidator(_ignored)] = Field(
+        default={},
+        title="Drift to ignore",
+        description="What others may change on the host, each with the reason: `drop-in:NAME.conf`, `port`, or `unit:KEY` for a key of the unit that "
+        "is then carried over as it stands there. Keys: " + ", ".join(IGNORABLE) + ".",
+        examples=[{"drop-in:50-memory.conf": "memory limits are kept by the site's own tool"}],
+    )
+    window: ChangeWindow | None = Field(
+        default=None,
+        title="Change window",
+        description="When changes may begin. Left out: at any time. A server that is down is brought back at any time.",
+        examples=[{"zone": "Europe/Berlin", "allow": ["Mon-Fri 22:00-06:00"]}],
+    )
+    depends_on: Annotated[tuple[Label, ...], Strict(strict=False), AfterValidator(_distinct)] = (
+        Field(
+            default=(),
+            max_length=50,
+            title="Depends on",
+            description="Servers that must be in sync before this one is changed.",
+            examples=[["embedder"]],
+        )
+    )
+    group: Group | None = Field(
+        default=None,
+        title="Group",
+        description="The servers that stand in for this one, and how many of them may be changed at once.",
+        examples=[{"name": "chat", "min_available": 1, "canary": "chat-a", "soak": "30m"}],
+    )
+    protect: bool = Field(
+        default=False,
+        title="Protect",
+        description="Never prune this server though its spec is gone; remembered on its host.",
+        examples=[True],
     )
     suspend: bool = Field(
         default=False,

@@ -52,6 +52,33 @@ def write_records(
         host.call(Request("claim", back, server=server, fence=fence), deadline_s=DEADLINE_S)
 
 
+def act_once(
+    host: HostPort, server: str, holder: str, verb: str, args: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Do one thing to a server under its lease, and give what the helper says.
+
+    Raises:
+        LeaseHeldError: A rollout is under way.
+        HostError: The host cannot be reached or would not.
+    """
+    asked = {"server": server, "holder": holder, "ttl_s": TTL_S, "takeover": False}
+    claim = _ask(host, Request("claim", asked, server=server))
+    fence = claim.data["fence"]
+    try:
+        request = Request(
+            verb,
+            dict(args),
+            server=server,
+            fence=fence,
+            boot_id=claim.boot_id,
+            not_after=claim.boottime + TTL_S,
+        )
+        return _ask(host, request).data
+    finally:
+        back = {"server": server, "holder": holder, "ttl_s": 0, "takeover": False}
+        host.call(Request("claim", back, server=server, fence=fence), deadline_s=DEADLINE_S)
+
+
 def _ask(host: HostPort, request: Request) -> Answer:
     answer = host.call(request, deadline_s=DEADLINE_S)
     if answer.outcome == "done":

@@ -60,6 +60,7 @@ from reconciler.helper.quarantine import (
     show_evidence,
 )
 from reconciler.helper.readings import classify_holder, is_mps, unit_phase
+from reconciler.helper.retire import retire_server
 from reconciler.helper.records import (
     GPU_ID,
     INVOCATION,
@@ -189,7 +190,7 @@ def write_record(act: Act) -> Dict[str, Any]:
     if name.startswith("rejected/"):
         matching(REVISION_ID, name[len("rejected/") :], "revision")
         forget_rejections(act)
-    elif name not in ("attempted", "hold", "intent"):
+    elif name not in ("attempted", "hold", "intent", "protect", "request", "handled"):
         raise bad(f"there is no record {name[:80]!r} to write")
     if content is None:
         act.changes.drop_record(act.server, name)
@@ -699,6 +700,7 @@ VERBS: Dict[str, Tuple[str, Callable[..., Dict[str, Any]]]] = {
     "deadline": (FENCED, move_deadline),
     "commit": (FENCED, commit_revision),
     "settle": (FENCED, settle),
+    "retire": (FENCED, retire_server),
     "quarantine": (FENCED, quarantine_gpus),
     "note-release": (HOST, note_release),
     "relearn": (HOST, relearn_idle),

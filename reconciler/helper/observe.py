@@ -60,6 +60,9 @@ SERVER_RECORDS = (
     "deadline",
     "bindings",
     "hold",
+    "protect",
+    "request",
+    "handled",
     "guard",
     "revert",
     "snapshot",
@@ -78,6 +81,7 @@ def observe_host(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
     holders = machine.holders() if wants_gpus else NOT_ASKED
     return {
         "at": machine.boottime(),
+        "wall": machine.walltime(),
         "boot_id": machine.boot_id(),
         "host_mount_ns": machine.mount_namespace(),
         "identity": machine.identity(),

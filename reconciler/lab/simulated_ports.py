@@ -13,6 +13,7 @@ from typing import Any
 
 from reconciler.core.desired import Target
 from reconciler.core.errors import HostUnreachableError
+from reconciler.core.pruning import Pruning
 from reconciler.core.revision import restored
 from reconciler.core.spec import Gate, Host
 from reconciler.effects.channel import as_answer, wire
@@ -146,6 +147,7 @@ def controller_world(
     *,
     clock: VirtualClock | None = None,
     holder: str = "rehearsal",
+    pruning: Pruning = Pruning(),  # noqa: B008  (frozen)
 ) -> ControllerWorld:
     """Give the controller its world: these hosts, this clock."""
 
@@ -160,4 +162,6 @@ def controller_world(
         gate=simulated_gate,
         holder=holder,
         new_id=lambda: world.hex(16),
+        wall=lambda: 1_800_000_000.0 + world.now,
+        pruning=pruning,
     )

@@ -32,6 +32,7 @@ COLOUR = {
     Action.RELOAD: "cyan",
     Action.START: "green",
     Action.STOP: "red",
+    Action.PRUNE: "red",
     Action.VERIFY: "cyan",
     Action.RESUME: "yellow",
     Action.BLOCKED: "red",
