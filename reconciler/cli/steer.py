@@ -370,8 +370,11 @@ def _suspend(name: str, reason: str, specs: Path) -> int:
 
 
 def _retry(name: str, specs: Path) -> int:
-    with _connected(name, specs) as (server, _, port, _setup):
+    from reconciler.effects.pace_file import PaceFile
+
+    with _connected(name, specs) as (server, _, port, setup):
         rejected = _records_of(_found(server, port)).rejected
+    PaceFile(Path(setup.state_dir)).ask(name)  # A daemon of this installation stops waiting.
     if not rejected:
         out(f"{name}: no revision is rejected")
         return 0
