@@ -13,11 +13,9 @@ from typing import Any, List, Sequence
 MASK = "[redacted]"
 _NAMES = r"api[_-]?key|access[_-]?key|secret(?:[_-]?key)?|password|passwd|token|credential|authorization|cookie"
 SECRET_NAME = re.compile(r"(?:\A|.*[_-])(?:%s)s?\Z" % _NAMES, re.IGNORECASE | re.DOTALL)
-_FLAG = re.compile(r"--?[a-z0-9_-]*(?:%s)s?(=|\Z)" % _NAMES, re.IGNORECASE)
-_IN_FLAG = re.compile(
-    r"(--?[a-z0-9_-]*(?:api[_-]?key|token|secret|password)(?:=|\s+)['\"]?)([^\s'\"]+)",
-    re.IGNORECASE,
-)
+_TELLING_FLAGS = r"--?[a-z0-9_-]*(?:api[_-]?key|token|secret|password)"  # Not `--max-total-tokens`.
+_FLAG = re.compile(_TELLING_FLAGS + r"(=|\Z)", re.IGNORECASE)
+_IN_FLAG = re.compile("(" + _TELLING_FLAGS + r"(?:=|\s+)['\"]?)([^\s'\"]+)", re.IGNORECASE)
 _QUOTED = re.compile(
     r"(\b[a-z0-9_]*(?:%s)['\"]?\s*[:=]\s*[\[(]?['\"])([^'\"]+)" % _NAMES, re.IGNORECASE
 )
