@@ -228,6 +228,12 @@ def test_text_of_specs_stands_only_in_code(text: str) -> None:
     assert page.startswith(marker("plan"))
 
 
+@pytest.mark.parametrize("text", [*HOSTILE, "`", "``a`", "a`b @x ``c", "` `", "x`"])
+def test_a_code_span_holds_all_of_its_text(text: str) -> None:
+    """Whatever ticks are inside, nothing is left for a forge to read."""
+    assert outside_code(f"- {code(text)} end") == "-  end"
+
+
 @pytest.mark.parametrize("name", ["a|b", "x\n| y", "`", "``a`", " ", "a\\", "a\\|b"])
 def test_a_server_of_any_name_breaks_no_table(name: str) -> None:
     """A review that another job made is believed in nothing: its names may be anything."""
