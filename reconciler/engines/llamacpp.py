@@ -206,15 +206,33 @@ def _counts(speculative: Mapping[str, object], key: str, *, least: int) -> list[
 
 
 def warnings(server: Server) -> list[Finding]:
-    """Say that flags can only be checked on the host."""
-    if not server.args and server.speculative is None:
-        return []
-    return [
-        (
-            "args",
-            "llama.cpp has no catalogue of flags: they are checked on the host, before anything stops",
+    """Say that flags can only be checked on the host, and what llama-cpp-python's streams do not tell."""
+    found = []
+    if server.args or server.speculative is not None:
+        found.append(
+            (
+                "args",
+                "llama.cpp has no catalogue of flags: they are checked on the host, before anything stops",
+            )
         )
-    ]
+    if server.gate is not None and _is_python(server):
+        # Seen with 0.3.36, and in the recorded streams of older ones.
+        speeds = [
+            limit.key
+            for run in server.gate.runs
+            for limit in run.limits
+            if limit.result.endswith("_tps")
+        ]
+        if speeds or server.gate.baseline is not None:
+            what = ", ".join(dict.fromkeys(speeds)) or "a comparison of speeds"
+            found.append(
+                (
+                    "gate",
+                    f"llama-cpp-python's server tells no token counts in its streams, so {what} stays inconclusive; "
+                    "limit times (max_ttft_p50, max_e2e_p50), or serve with llama-server (`runtime.binary`)",
+                )
+            )
+    return found
 
 
 # -- starting ------------------------------------------------------------------------------------------

@@ -260,3 +260,17 @@ def test_maps_become_json_in_both_forms() -> None:
 def test_the_models_tell_who_answers() -> None:
     """A model without an alias is named by its path."""
     assert llamacpp.identity_ok(server(), 200, b'{"data":[{"id":"/srv/smol.gguf"}]}') == Ready()
+
+
+def test_a_speed_that_the_python_server_never_tells_is_said_before_anything_runs() -> None:
+    """Its streams have no token counts, so a speed limit would stay inconclusive for ever; times can be limited."""
+    run = {"name": "one", "concurrency": 1, "requests": 64, "max_tokens": 8}
+
+    def said(runtime: object, limit: dict[str, object]) -> list[str]:
+        made = server(runtime=runtime, gate={"runs": [{**run, **limit}]})
+        return [text for path, text in llamacpp.warnings(made) if path == "gate"]
+
+    (warning,) = said(PYTHON, {"min_decode_tps": 10})
+    assert "min_decode_tps stays inconclusive" in warning
+    assert said(PYTHON, {"max_e2e_p50": "60s"}) == []
+    assert said(BINARY, {"min_decode_tps": 10}) == []
