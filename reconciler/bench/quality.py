@@ -19,6 +19,8 @@ from reconciler.bench.meter import LOCAL, Meter
 from reconciler.core.measurement import Answer, QualityResult
 
 _MAX_TOKENS = 64
+# The same in every gate: greedy answers are compared with those of earlier gates, so the prompts must be equal.
+SALT = "q"
 STREAMS = 4
 _KEPT_TEXT = 400
 

@@ -163,7 +163,7 @@ class _Sequence:
         for _ in range(_TRIES):
             self.quality = quality.ask(
                 self.endpoint,
-                salt=f"{self.salt}q",
+                salt=quality.SALT,
                 streams=1 if self._texts_matter() else quality.STREAMS,
                 deadline_s=self._left(),
                 on_progress=self.on_progress,
