@@ -67,6 +67,14 @@ def one_pass(
             "--adopt", help="Take over units that were not made by this tool; they are saved first."
         ),
     ] = False,
+    override_window: Annotated[
+        str | None,
+        typer.Option(
+            "--override-window",
+            metavar="WHY",
+            help="Begin outside of change windows; kept on the host with the reason.",
+        ),
+    ] = None,
     overwrite: Annotated[
         bool,
         typer.Option(
@@ -182,6 +190,7 @@ def one_pass(
         expect=expect,
         adopt=adopt,
         overwrite=overwrite,
+        override_window=override_window or "",
         output=output,
         offline=offline,
         base=base,
@@ -209,7 +218,7 @@ def refuse_options(context: typer.Context) -> None:
 
 TAKE_A_VALUE = frozenset(
     {"--specs", "--server", "--expect", "--base", "--against", "--out", "-o", "--output"}
-    | {"--git", "--branch", "--path", "--interval", "--listen"}
+    | {"--override-window", "--git", "--branch", "--path", "--interval", "--listen"}
 )
 
 COMMANDS = {
@@ -218,6 +227,7 @@ COMMANDS = {
     "explain": "specs",
     "enrol": "enrol",
     "adopt": "adopt",
+    "prune": "prune",
     "apply": "saved",
     "accept": "watch",
     "install-daemon": "watch",

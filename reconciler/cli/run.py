@@ -51,6 +51,7 @@ class PassOptions:
     expect: str | None = None
     adopt: bool = False
     overwrite: bool = False
+    override_window: str = ""
     output: PassOutput = PassOutput.TEXT
     offline: bool = False
     base: str | None = None
@@ -71,6 +72,7 @@ class PassOptions:
             words += ["--server", name]
         words += ["--adopt"] if self.adopt else []
         words += ["--overwrite"] if self.overwrite else []
+        words += ["--override-window", self.override_window] if self.override_window else []
         return shlex.join(words)
 
 
@@ -88,7 +90,10 @@ def one_pass(options: PassOptions) -> int:
     check_names(fleet, options.servers)
     clock = RealClock()
     allow = Permissions(
-        adopt=options.adopt, overwrite=options.overwrite, no_pidfd=setup.allow_no_pidfd
+        adopt=options.adopt,
+        overwrite=options.overwrite,
+        no_pidfd=setup.allow_no_pidfd,
+        override=options.override_window,
     )
     with stoppable(clock):
         return run_pass(fleet, world(setup, clock), options, allow)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -125,14 +126,27 @@ def _register_steering(app: typer.Typer) -> None:
     def suspend(
         server: ServerName,
         reason: Annotated[str, typer.Option("--reason", help="Why, for whoever finds it.")] = "",
+        lasting: Annotated[
+            str | None,
+            typer.Option("--for", metavar="4h", help="How long it binds; then it only reminds."),
+        ] = None,
+        until: Annotated[
+            str | None,
+            typer.Option(
+                "--until", metavar="TIME", help="Until when it binds, such as 2026-12-04T18:00."
+            ),
+        ] = None,
         specs: Specs = SPECS,
     ) -> None:
-        """Leave a server alone until `resume`: it is observed and not touched. Kept on its host.
+        """Leave a server alone until `resume`, or for some time: it is observed and not touched. Kept on its host.
 
-        Example:
-            reconcile suspend qwen --reason "profiling until Friday"
+        A hold that has run out binds nobody any more; it is shown as a reminder until `resume`.
+
+        Examples:
+            reconcile suspend qwen --reason "profiling" --for 2d
+            reconcile suspend qwen --reason "demo" --until 2026-12-04T18:00
         """
-        guarded(lambda: _suspend(server, reason, specs))
+        guarded(lambda: _suspend(server, reason, end_of_hold(lasting, until, time.time()), specs))
 
     @app.command()
     def resume(server: ServerName, specs: Specs = SPECS) -> None:
@@ -144,13 +158,30 @@ def _register_steering(app: typer.Typer) -> None:
         guarded(lambda: _write(server, specs, [("hold", None)], f"{server}: the hold is gone"))
 
     @app.command()
-    def retry(server: ServerName, specs: Specs = SPECS) -> None:
+    def retry(
+        server: ServerName,
+        token: Annotated[
+            str | None,
+            typer.Option(
+                "--token", help="Name this request: the pass that answers it says so on the host."
+            ),
+        ] = None,
+        wait: Annotated[
+            bool,
+            typer.Option(
+                "--wait", help="Wait until a pass has answered this request, and end as it ended."
+            ),
+        ] = False,
+        timeout: Annotated[str, typer.Option("--timeout", help="How long to wait.")] = "30m",
+        specs: Specs = SPECS,
+    ) -> None:
         """Forget that revisions of a server failed here, so that they are tried again by the next pass.
 
-        Example:
+        Examples:
             reconcile retry qwen && reconcile --server qwen
+            reconcile retry qwen --wait --timeout 20m      with a daemon at work: until it has tried
         """
-        guarded(lambda: _retry(server, specs))
+        guarded(lambda: _retry(server, token, specs, wait_s=seconds_of(timeout) if wait else None))
 
     @app.command()
     def rollback(
@@ -361,27 +392,98 @@ def _write(
     return 0
 
 
-def _suspend(name: str, reason: str, specs: Path) -> int:
+def _suspend(name: str, reason: str, until: float | None, specs: Path) -> int:
     owner = f"{getpass.getuser()}@{socket.gethostname()}"
-    hold = {"version": 1, "owner": owner, "reason": reason, "at": time.time(), "until": None}
-    return _write(
-        name, specs, [("hold", hold)], f"{name}: held by {owner}; `reconcile resume {name}` ends it"
-    )
+    hold = {"version": 1, "owner": owner, "reason": reason, "at": time.time(), "until": until}
+    ends = "" if until is None else time.strftime(" until %Y-%m-%dT%H:%MZ", time.gmtime(until))
+    said = f"{name}: held by {owner}{ends}; `reconcile resume {name}` ends it"
+    return _write(name, specs, [("hold", hold)], said)
 
 
-def _retry(name: str, specs: Path) -> int:
+def seconds_of(text: str) -> float:
+    """Read a duration of the command line.
+
+    Raises:
+        UsageError: It is none.
+    """
+    from reconciler.core.units_of_measure import duration
+
+    try:
+        return duration(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def end_of_hold(lasting: str | None, until: str | None, now: float) -> float | None:
+    """Say when a hold runs out, in seconds since the epoch; None: never.
+
+    Raises:
+        UsageError: Both were given, or one that cannot be read or lies in the past.
+    """
+    from datetime import datetime
+
+    if lasting is not None and until is not None:
+        message = "--for and --until say the same thing; give one of them"
+        raise UsageError(message)
+    if lasting is not None:
+        return now + seconds_of(lasting)
+    if until is None:
+        return None
+    try:
+        at = datetime.fromisoformat(until).timestamp()  # Without a zone: this machine's own time.
+    except ValueError as error:
+        message = f"--until {until!r} is no time; write 2026-12-04T18:00 or 2026-12-04T18:00+01:00"
+        raise UsageError(message) from error
+    if at <= now:
+        message = f"--until {until} is past"
+        raise UsageError(message)
+    return at
+
+
+def _retry(name: str, token: str | None, specs: Path, *, wait_s: float | None) -> int:
     from reconciler.effects.pace_file import PaceFile
 
     with _connected(name, specs) as (server, _, port, setup):
         rejected = _records_of(_found(server, port)).rejected
     PaceFile(Path(setup.state_dir)).ask(name)  # A daemon of this installation stops waiting.
-    if not rejected:
+    asked = token is not None or wait_s is not None
+    if not rejected and not asked:
         out(f"{name}: no revision is rejected")
         return 0
-    gone: list[tuple[str, Mapping[str, Any] | None]] = [
+    rows: list[tuple[str, Mapping[str, Any] | None]] = [
         (f"rejected/{r.revision}", None) for r in rejected
     ]
-    return _write(name, specs, gone, f"{name}: {len(gone)} rejected revisions may be tried again")
+    said = f"{name}: {len(rows)} rejected revisions may be tried again"
+    if not asked:
+        return _write(name, specs, rows, said)
+    named = token or secrets.token_hex(8)
+    rows.append(("request", {"version": 1, "token": named, "at": time.time()}))
+    code = _write(name, specs, rows, f"{said}; request {named}")
+    return code if wait_s is None else _answer_to(name, named, wait_s, specs)
+
+
+POLL_ANSWER_S = 2.0
+
+
+def _answer_to(name: str, token: str, wait_s: float, specs: Path) -> int:
+    """Wait until a pass has answered a request, and give the exit code of its outcome."""
+    from reconciler.core.conditions import WAITING, Outcome, Reason, ServerResult, exit_of
+
+    until = time.monotonic() + wait_s
+    with _connected(name, specs) as (server, _, port, _setup):
+        while True:
+            handled = _records_of(_found(server, port)).handled or {}
+            if handled.get("token") == token:
+                break
+            if time.monotonic() >= until:
+                why = f"not answered after {wait_s:g} s; is a daemon at work?"
+                out(f"{name}: request {token} is {why}")
+                return WAITING.code
+            time.sleep(POLL_ANSWER_S)
+    outcome, sentence = str(handled.get("outcome")), str(handled.get("sentence") or "")
+    out(f"{name}: {outcome}: {sentence}")
+    reason = Reason(str(handled.get("reason") or ""))
+    return exit_of(ServerResult(name, Outcome(outcome), reason, sentence)).code
 
 
 def _rollback(name: str, to: str, specs: Path, *, yes: bool) -> int:

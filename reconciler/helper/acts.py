@@ -60,7 +60,6 @@ from reconciler.helper.quarantine import (
     show_evidence,
 )
 from reconciler.helper.readings import classify_holder, is_mps, unit_phase
-from reconciler.helper.retire import retire_server
 from reconciler.helper.records import (
     GPU_ID,
     INVOCATION,
@@ -90,6 +89,7 @@ from reconciler.helper.records import (
     unit_name,
     whole_of,
 )
+from reconciler.helper.retire import retire_server
 
 HISTORY_KEPT = 200
 INVOCATIONS_KEPT = 20

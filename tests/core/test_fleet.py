@@ -67,7 +67,7 @@ def test_nothing_at_all_is_a_problem_and_never_a_wish() -> None:
         ("apiVersion: reconciler/v1\nkind: Sever\nname: a\n", "2:7: `kind`: must be Server, Host or Profile; did you mean `Server`?"),
         ("apiVersion: reconciler/v1\nkind: Host\n", "1:1: `name` is missing"),
         ("apiVersion: reconciler/v1\nkind: Host\nname: 12\n", "3:7: `name`: expected text; put it in quotes"),
-        (server("a", more="prot: 1\n") + "---\n" + HOST, "8:1: unknown key `prot`"),
+        (server("a", more="prot: 1\n") + "---\n" + HOST, "8:1: unknown key `prot`; did you mean `protect`?"),
         (server("a", more="timeouts:\n  drian: 1s\n") + "---\n" + HOST, "9:3: unknown key `drian`; did you mean `drain`?"),
         (server("a", more="timeouts:\n  settle: 90s\n") + "---\n" + HOST, "9:11: `timeouts.settle`: must be shorter than `release`"),
         (server("a", more="env:\n  A: no\n  B: off\n  C: 12:30\n  D: 5\n") + "---\n" + HOST, "12:6: `env.D`: expected text, found a number; put it in quotes"),

@@ -110,7 +110,7 @@ def test_an_engine_s_own_fields_are_read_by_its_own_model() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "loc", "text"),
     [
-        ("prot", 1, ("prot",), "unknown key `prot`"),
+        ("prot", 1, ("prot",), "unknown key `prot`; did you mean `protect`?"),
         ("listne", 1, ("listne",), "unknown key `listne`; did you mean `listen`?"),
         ("timeouts.drian", "1s", ("timeouts", "drian"), "unknown key `drian`; did you mean `drain`?"),
         ("engine.comand", "x", ("engine", "comand"), "unknown key `comand`; did you mean `command`?"),
