@@ -188,6 +188,39 @@ class Settings(Strictly):
         description="File with the secret that the forge signs with; without it there is no webhook.",
         examples=["/etc/reconciler/webhook.secret"],
     )
+    report_forge: str = Field(
+        default="",
+        title="Forge of statuses",
+        description="github, gitlab or gitea: the daemon sets a status of each server beside each commit there.",
+        examples=["github"],
+    )
+    report_api: str = Field(
+        default="",
+        title="API of that forge",
+        description="Its address, https.",
+        examples=["https://api.github.com"],
+    )
+    report_repository: str = Field(
+        default="",
+        title="Repository of statuses",
+        description="owner/name, or GitLab's id of the project.",
+        examples=["ops/llm"],
+    )
+    report_token_file: str = Field(
+        default="",
+        title="Token for statuses",
+        description="File with a token that may set statuses, readable by its owner alone.",
+        examples=["/etc/reconciler/forge.token"],
+    )
+    report_url: str = Field(
+        default="", title="Link of statuses", description="A page that statuses lead to."
+    )
+    notify_file: str = Field(
+        default="",
+        title="Addresses of messages",
+        description="File with Apprise addresses, one a line, readable by its owner alone: told of rollouts, failures and recoveries.",
+        examples=["/etc/reconciler/notify"],
+    )
     starts_per_hour: int = Field(
         default=6,
         ge=1,

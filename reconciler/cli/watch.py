@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from reconciler.core.fleet import Fleet
     from reconciler.daemon import Daemon, Notice, Setup
     from reconciler.effects.service_manager import ServiceManager
+    from reconciler.reporting.reporter import Reporter
     from reconciler.settings import Settings
     from reconciler.sources.base import Snapshot, Source
     from reconciler.web.listener import Listener
@@ -103,13 +104,17 @@ def run_watch(options: WatchOptions) -> int:
     setup = settings()
     manager = ServiceManager.of(os.environ)
     with ThreadPoolExecutor(max_workers=setup.hosts_at_once, thread_name_prefix="pass") as pool:
+        reporter = _reporter(setup)
         daemon = Daemon(
             read_setup=lambda: _setup(options, settings(), clock),
             memory=PaceFile(Path(setup.state_dir)),
             pool=pool,
             wall=time.time,
             random=random.random,
-            subscribers=[printer(as_json=options.json, manager=manager)],
+            subscribers=[
+                printer(as_json=options.json, manager=manager),
+                *([reporter] if reporter is not None else []),
+            ],
         )
         listener = _listener(options.listen, setup, daemon)
         ended = threading.Event()
@@ -119,6 +124,8 @@ def run_watch(options: WatchOptions) -> int:
             watch_folder(options.specs, daemon.trigger, ended)
         _signals(daemon, clock, manager)
         threading.Thread(target=_signs_of_life, args=(daemon, manager, ended), daemon=True).start()
+        if reporter is not None:
+            reporter.start()
         manager.ready("watching")
         try:
             daemon.run()
@@ -126,7 +133,29 @@ def run_watch(options: WatchOptions) -> int:
             ended.set()
             if listener is not None:
                 listener.stop()
+            if reporter is not None and not reporter.stop():
+                sys.stderr.write("reconcile: not everything could be reported in time\n")
     return 0
+
+
+def _reporter(setup: Settings) -> Reporter | None:
+    """Give whoever tells a forge and people, as the settings ask for."""
+    from reconciler.reporting.setup import ReportTo, reporter_of
+
+    def file(name: str) -> Path | None:
+        return Path(name) if name else None
+
+    return reporter_of(
+        ReportTo(
+            state_dir=Path(setup.state_dir),
+            forge=setup.report_forge,
+            api=setup.report_api,
+            repository=setup.report_repository,
+            token_file=file(setup.report_token_file),
+            messages_file=file(setup.notify_file),
+            url=setup.report_url,
+        )
+    )
 
 
 def _setup(options: WatchOptions, setup: Settings, clock: RealClock) -> Setup:

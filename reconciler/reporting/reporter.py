@@ -241,6 +241,7 @@ class Reporter:
         data = {"version": 1, "told": {k: asdict(v) for k, v in self._told.items()}}
         fresh = self.memory.with_name(f".{self.memory.name}.new")
         try:
+            self.memory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fresh.write_text(json.dumps(data, sort_keys=True), encoding="utf-8")
             fresh.replace(self.memory)
         except OSError as error:
