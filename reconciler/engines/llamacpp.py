@@ -225,13 +225,11 @@ def warnings(server: Server) -> list[Finding]:
         ]
         if speeds or server.gate.baseline is not None:
             what = ", ".join(dict.fromkeys(speeds)) or "a comparison of speeds"
-            found.append(
-                (
-                    "gate",
-                    f"llama-cpp-python's server tells no token counts in its streams, so {what} stays inconclusive; "
-                    "limit times (max_ttft_p50, max_e2e_p50), or serve with llama-server (`runtime.binary`)",
-                )
+            sentence = (
+                f"llama-cpp-python's server tells no token counts in its streams, so {what} stays inconclusive; "
+                "limit times (max_ttft_p50, max_e2e_p50), or serve with llama-server (`runtime.binary`)"
             )
+            found.append(("gate", sentence))
     return found
 
 
