@@ -65,6 +65,14 @@ def register(app: typer.Typer) -> None:
                 help="A stand-in for sglang, vllm or llamacpp where specs look for it; repeatable.",
             ),
         ] = None,
+        model: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--model",
+                metavar="SOURCE",
+                help="Files that look like a model: at a path, or in the hub caches of the host's users; repeatable.",
+            ),
+        ] = None,
         pve: Annotated[
             bool, typer.Option("--pve", help="Proxmox-like: servers live in a container.")
         ] = False,
@@ -79,13 +87,20 @@ def register(app: typer.Typer) -> None:
         Examples:
             sudo reconcile lab up
             sudo reconcile lab up gpu1 gpu2 --gpus 8
-            sudo reconcile lab up --engine sglang=/opt/sglang/bin/python
+            sudo reconcile lab up --engine sglang=/opt/sglang/bin/python --model Qwen/Qwen3-8B
             sudo reconcile lab up pve --pve
         """
         wanted = names or [DEFAULT_PVE_NAME if pve else DEFAULT_NAME]
         guarded(
             lambda: _up(
-                _need(directory, pve=pve), wanted, gpus, gpu_mib, user or [], engine or [], pve=pve
+                _need(directory, pve=pve),
+                wanted,
+                gpus,
+                gpu_mib,
+                user or [],
+                engine or [],
+                model or [],
+                pve=pve,
             )
         )
 
@@ -148,10 +163,11 @@ def _up(
     gpu_mib: int,
     users: list[str],
     engines: list[str],
+    models: list[str],
     *,
     pve: bool,
 ) -> None:
-    from reconciler.lab.engines import install_engine
+    from reconciler.lab.engines import install_engine, install_model
 
     wanted = [_engine_and_path(word) for word in engines]
     running = {host.name for host in lab.running()}
@@ -163,6 +179,9 @@ def _up(
         for engine, path in wanted:
             install_engine(_as_booted(_host(lab, name)), engine, path)
             _talk(f"{name}: a stand-in for {engine} at {path}")
+        for model in models:
+            install_model(_as_booted(_host(lab, name)), model, ["root", *users])
+            _talk(f"{name}: files that look like {model}")
     _hand_over(lab)
     _talk(f"specs:  the hosts stand in {lab.inventory}: copy it into your specs")
     _talk(f"login:  ssh -F {lab.ssh_config} {names[0]}")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from types import MappingProxyType
 
 from reconciler.core.errors import UsageError
 from reconciler.lab.faults import LabHost
 from reconciler.lab.hosts import SCRIPTS
+from reconciler.lab.stand_in import files_of
 
 MODULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -47,7 +48,8 @@ def install_engine(host: LabHost, engine: str, path: str, *, version: str | None
     if name.startswith("python") and directory.endswith("/bin"):
         root = directory.removesuffix("/bin")
         site = f"{root}/lib/site-lab"
-        host.check(["bash", "-ec", _VENV, "_", root, path, site])
+        package = "" if engine == "llamacpp" else f"{engine}-{_version_of(engine, version)}"
+        host.check(["bash", "-ec", _VENV, "_", root, path, site, package])
         for module in MODULES[engine]:
             file = f"{site}/{module.replace('.', '/')}.py"
             _place(host, file, program)
@@ -58,14 +60,32 @@ def install_engine(host: LabHost, engine: str, path: str, *, version: str | None
 
 
 _VENV = """
-root=$1 python=$2 site=$3
+root=$1 python=$2 site=$3 package=$4
 mkdir -p "${python%/*}" "$site"
 ln -sfn /usr/bin/python3 "$python"
 printf 'home = /usr/bin\\ninclude-system-site-packages = false\\n' >"$root/pyvenv.cfg"
 packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 mkdir -p "$packages"
 echo "$site" >"$packages/lab.pth"
+if [ "$package" ]; then
+    mkdir -p "$packages/$package.dist-info"
+    printf 'Metadata-Version: 2.1\\nName: %s\\nVersion: %s\\n' "${package%%-*}" "${package#*-}" >"$packages/$package.dist-info/METADATA"
+    printf '%s.dist-info/METADATA,,\\n' "$package" >"$packages/$package.dist-info/RECORD"
+fi
 """
+
+
+def install_model(host: LabHost, source: str, users: Sequence[str]) -> None:
+    """Put files on a host that look like a model: at its path (a directory, or a .gguf file), or in these users' hub caches."""
+    if source.startswith("/") and not re.fullmatch(r"(/[A-Za-z0-9._+-]+)+", source):
+        raise UsageError(f"lab: a model needs a plain absolute path or a hub id, not {source!r}")
+    homes = [""]
+    if not source.startswith("/"):
+        script = 'for user; do getent passwd -- "$user" | cut -d: -f6; done'
+        homes = host.check(["bash", "-ec", script, "_", *users]).split()
+    for home in homes:
+        for path, content in files_of(source, home).items():
+            _place(host, path, content)
 
 
 def _place(host: LabHost, path: str, content: bytes, *, mode: str = "644") -> None:
@@ -90,6 +110,14 @@ def _flags(engine: str, version: str | None) -> list[str]:
     return [
         flag for row in rows if not row.get("positional") for flag in (row["flag"], *row["aliases"])
     ]
+
+
+def _version_of(engine: str, version: str | None) -> str:
+    """Give the version that a stand-in says it is: the asked one, or the newest catalogue's."""
+    folder = resources.files("reconciler.engines").joinpath("flags")
+    known = [e.name for e in folder.iterdir() if e.name.startswith(f"{engine}-")]
+    newest = max(known, key=_natural, default=f"{engine}-0")
+    return version or newest.removeprefix(f"{engine}-").removesuffix(".json")
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -41,6 +41,7 @@ from reconciler.lab.stand_in import (
     Fault,
     StandIn,
     help_text,
+    model_files,
     needed_paths,
     secret_files,
     stand_in_of,
@@ -109,7 +110,7 @@ class SystemdStage:
         )
         booted = SystemdHost.boot(name, lab=self.lab, gpus=gpus)
         self.hosts[host.name] = booted
-        booted.check(["mkdir", "-p", f"{PLANS}/flags"])
+        booted.check(["mkdir", "-p", f"{PLANS}/flags", f"{PLANS}/versions"])
         connected = self._connected(host.name)
         try:
             done = enrol(
@@ -177,6 +178,8 @@ class SystemdStage:
                 ]
                 flags = f"{PLANS}/flags/{launch.argv[0].replace('/', '%')}"
                 _write(host, flags, help_text(server.engine.name, same).encode(), mode="644")
+                version = f"{PLANS}/versions/{launch.argv[0].replace('/', '%')}"
+                _write(host, version, (server.engine.version or "").encode(), mode="644")
 
     def _launch(self, server: Server) -> Launch:
         uuids = [f"GPU-{n}" for n in range(len(server.gpus))]
@@ -255,13 +258,24 @@ def _furnish(host: SystemdHost, server: Server, launch: Launch) -> None:
     if user is not None and user != "root":
         host.check(["bash", "-c", 'id -u -- "$1" >/dev/null 2>&1 || useradd -r -- "$1"', "_", user])
     program = (SCRIPTS / "stand-in").read_bytes()
+    models = model_files(server, launch, _home(host, user))
     for path in sorted(needed_paths(server, launch)):
-        _write(host, path, program if path == launch.argv[0] else b"", mode="755")
+        if not any(file == path or file.startswith(f"{path}/") for file in models):
+            _write(host, path, program if path == launch.argv[0] else b"", mode="755")
+    for path, content in sorted(models.items()):
+        _write(host, path, content, mode="644")
     for path in sorted(secret_files(server, launch)):
         _write(host, path, f"{KEY}\n".encode(), mode="600")
     directory = server.runtime.working_directory
     if directory is not None:
         host.check(["mkdir", "-p", directory])
+
+
+def _home(host: SystemdHost, user: str | None) -> str:
+    """Give where a user's caches are."""
+    return host.check(
+        ["bash", "-c", 'getent passwd -- "$1" | cut -d: -f6', "_", user or "root"]
+    ).strip()
 
 
 def _write(host: SystemdHost, path: str, content: bytes, *, mode: str) -> None:

@@ -8,6 +8,7 @@ else a third more than its gate demands. Pure.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +18,7 @@ from types import MappingProxyType
 from reconciler.core.revision import revision
 from reconciler.core.spec import Server
 from reconciler.engines.base import Launch, served_name, version_key
+from reconciler.helper.inspection import hub_cache
 
 SPEED_BY_STEPS: Mapping[int, float] = MappingProxyType({1: 123, 2: 186, 3: 234, 4: 277, 5: 282})
 """Tokens a second of one stream, measured on four GPUs by the number of speculative steps."""
@@ -174,6 +176,64 @@ def secret_files(server: Server, launch: Launch) -> frozenset[str]:
     """Give the files on the host that the server's secrets are read from."""
     key = {server.listen.api_key.file} if server.listen.api_key is not None else set[str]()
     return frozenset({*launch.secret_env.values(), *(launch.secret_config or {}).values(), *key})
+
+
+CONFIG = {
+    "architectures": ["StandInForCausalLM"],
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "head_dim": 8,
+    "hidden_size": 512,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 1_048_576,
+}
+"""Of a model that nobody loads: small, and divisible by any number of cards."""
+
+
+def model_files(server: Server, launch: Launch, home: str) -> dict[str, bytes]:
+    """Give, by path, files that look like each model that the server will load: where its user's hub cache has it, or at its path."""
+    files: dict[str, bytes] = {}
+    demands = launch.demands
+    for model in demands.models if demands is not None else ():
+        if demands is not None and demands.engine == "llamacpp":
+            files[model.source] = GGUF
+        elif model.mounted:
+            files |= files_of(model.source, home, model.revision, server.env)
+    return files
+
+
+GGUF = b"GGUF" + bytes(28)
+
+
+def files_of(
+    source: str,
+    home: str,
+    revision: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, bytes]:
+    """Give, by path, files that look like one model: at its path, or as the hub's library caches it below a home."""
+    if source.endswith(".gguf"):
+        return {source: GGUF}
+    if source.startswith("/"):
+        return {f"{source}/{name}": content for name, content in _model().items()}
+    repo = f"{hub_cache(dict(environment or {}), home)}/models--{source.replace('/', '--')}"
+    commit = (revision or "").ljust(40, "0") if _is_commit(revision) else "0" * 40
+    found = {f"{repo}/snapshots/{commit}/{name}": content for name, content in _model().items()}
+    return {**found, f"{repo}/refs/{revision or 'main'}": commit.encode()}
+
+
+def _is_commit(revision: str | None) -> bool:
+    return revision is not None and all(c in "0123456789abcdef" for c in revision)
+
+
+def _model() -> dict[str, bytes]:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}).encode()
+    weights = struct.pack("<Q", len(header)) + header + bytes(8)
+    return {
+        "config.json": json.dumps(CONFIG).encode(),
+        "tokenizer.json": b"{}",
+        "model.safetensors": weights,
+    }
 
 
 def needed_paths(server: Server, launch: Launch) -> frozenset[str]:
