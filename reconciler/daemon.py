@@ -41,8 +41,8 @@ BURST_S: Final = 1.0
 SOONEST_S: Final = 0.05
 STUCK_S: Final = 300.0
 """A loop that has not come round for so long is stuck: longer than any fetch may take."""
-RETRY_SOURCE_S: Final = 10.0
-"""After a source could not be read and nothing is in force."""
+RETRY_SOURCE_S: Final = 5.0
+"""After a source could not be read, for one because a file was still being written."""
 
 
 # -- what reporters are told -------------------------------------------------------------------------------------
@@ -306,8 +306,7 @@ class Daemon:
     def _unread(self, why: str, now: float) -> None:
         """Keep what is in force: a source that cannot be read says nothing about what is wanted (S13)."""
         self.trouble = why
-        if self.snapshot is None:
-            self._next_read = min(self._next_read, now + RETRY_SOURCE_S)
+        self._next_read = min(self._next_read, now + RETRY_SOURCE_S)
         self._say_source()
 
     def _take(self, snapshot: Snapshot) -> None:

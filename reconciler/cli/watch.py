@@ -59,7 +59,7 @@ def source_of(git: GitPlace | None, specs: Path, setup: Settings, *, accept: boo
     if git is None:
         from reconciler.sources.directory import Directory
 
-        return Directory(specs)
+        return Directory(specs, whole=True)
     from reconciler.sources.git import git_source
     from reconciler.sources.git_binary import Credentials
 

@@ -8,8 +8,12 @@ again, and in the end refused rather than mixed.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import signal
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +32,20 @@ MAX_ENTRIES: Final = 200_000
 MAX_DEPTH: Final = 32
 ATTEMPTS: Final = 3
 """A save takes milliseconds; what changes three times over is being written all the time."""
+PAUSE_S: Final = 0.05
+"""Between two looks at a file that is being saved."""
 SUFFIXES: Final = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """The source for one directory or file."""
+    """The source for one directory or file.
+
+    With `whole`, as a daemon reads that comes in the moment of a save, a file that somebody has open for writing is not read yet.
+    """
 
     path: Path
+    whole: bool = False
 
     def snapshot(self) -> Snapshot:
         """Read every spec file below the path.
@@ -44,9 +54,11 @@ class Directory:
             SpecError: The path is not there, holds no spec, is too large, or does not hold still.
         """
         for _ in range(ATTEMPTS):
-            snapshot = _read_once(self.path)
+            snapshot = _read_once(self.path, whole=self.whole)
             if snapshot is not None:
                 return snapshot
+            if self.whole:
+                time.sleep(PAUSE_S)
         message = (
             "the files change while they are read; nothing was read. Try again when they hold still"
         )
@@ -62,7 +74,7 @@ class _Entry:
     refused: str | None = None
 
 
-def _read_once(root: Path) -> Snapshot | None:
+def _read_once(root: Path, *, whole: bool) -> Snapshot | None:
     before = _listing(root)
     files: dict[str, bytes] = {}
     unread: list[Problem] = []
@@ -71,7 +83,9 @@ def _read_once(root: Path) -> Snapshot | None:
         if entry.refused:
             unread.append(Problem(str(entry.path), 0, 0, entry.refused))
             continue
-        content = _content(entry.path)
+        content = _content(entry.path, whole=whole)
+        if content is None:
+            return None
         if isinstance(content, Problem):
             unread.append(content)
             continue
@@ -156,8 +170,8 @@ def _identity(found: os.stat_result) -> tuple[int, ...]:
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def _content(path: Path) -> bytes | Problem:
-    """Read one file without following a link and without waiting on a pipe; at most a byte too many."""
+def _content(path: Path, *, whole: bool) -> bytes | Problem | None:
+    """Read one file without following a link and without waiting on a pipe; at most a byte too many. None: being written."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -165,10 +179,27 @@ def _content(path: Path) -> bytes | Problem:
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return Problem(str(path), 0, 0, "is not a regular file")
+        if whole and _being_written(descriptor):
+            return None
         try:
             return file.read(MAX_BYTES + 1)
         except OSError as error:
             return Problem(str(path), 0, 0, f"cannot be read: {os.strerror(error.errno or 0)}")
+
+
+def _being_written(descriptor: int) -> bool:
+    """Say whether somebody has the file open for writing: then the kernel grants no read lease on it.
+
+    A file system or user without leases says nothing, and the two listings have to do. The signal by which the kernel would
+    tell us of a writer that comes in this instant is one that is ignored.
+    """
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN
+    return False
 
 
 def _wrong(root: Path, message: str) -> SpecError:

@@ -154,8 +154,8 @@ def test_files_that_change_while_they_are_read_are_read_again(
     file.write_text("old")
     real, saves = directory._content, [b"new!"]
 
-    def content(path: Path) -> object:
-        read = real(path)
+    def content(path: Path, *, whole: bool) -> object:
+        read = real(path, whole=whole)
         if saves:
             file.write_bytes(saves.pop())
         return read
@@ -187,3 +187,17 @@ def test_what_may_not_be_read_is_said() -> None:
         (folder / "a.yaml").chmod(0)
         said = as_nobody(lambda: [p.message for p in Directory(folder).snapshot().unread])
     assert said == ["cannot be read: Permission denied"]
+
+
+def test_a_daemon_reads_no_file_that_is_still_being_written(tmp_path: Path) -> None:
+    """A slow save holds valid YAML half-way; it is read when its writer has closed it."""
+    (tmp_path / "b.yaml").write_text("b")
+    with (tmp_path / "a.yaml").open("w") as writer:
+        writer.write("half")
+        writer.flush()
+        with pytest.raises(SpecError, match="change while they are read"):
+            Directory(tmp_path, whole=True).snapshot()
+        assert len(Directory(tmp_path).snapshot().files) == 2
+        writer.write(" and half")
+    found = Directory(tmp_path, whole=True).snapshot()
+    assert found.files[str(tmp_path / "a.yaml")] == b"half and half"
