@@ -267,7 +267,9 @@ class Daemon:
 
     def _reread_setup(self) -> None:
         try:
-            self.setup = self.read_setup()
+            fresh, turns = self.read_setup(), self.setup.world.turns
+            # Passes under way hold turns of their groups: whoever comes next must see them.
+            self.setup = replace(fresh, world=replace(fresh.world, turns=turns))
             log.info("settings reloaded")
         except ReconcilerError as error:
             log.warning("settings are wrong, the old ones stay", error=str(error))
