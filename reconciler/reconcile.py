@@ -657,10 +657,11 @@ def _noted(found: HostSurvey, results: Mapping[str, ServerResult], world: World)
         if records is None or plan.outcome is Outcome.UNKNOWN:
             continue
         rows: list[tuple[str, Mapping[str, Any] | None]] = []
-        orphaned = plan.reason is Reason.ORPHANED or plan.action is Action.PRUNE
-        if records.bindings is not None and not orphaned and plan.wish.protect != records.protected:
-            rows.append(("protect", {"version": 1} if plan.wish.protect else None))
         result = results[plan.wish.server]
+        orphaned = plan.reason is Reason.ORPHANED or plan.action is Action.PRUNE
+        bound = records.bindings is not None or result.outcome is Outcome.APPLIED
+        if bound and not orphaned and plan.wish.protect != records.protected:
+            rows.append(("protect", {"version": 1} if plan.wish.protect else None))
         last = (records.handled or {}).get("token")
         if records.request and records.request != last and result.outcome not in UNDECIDED:
             answer = {"version": 1, "token": records.request, "outcome": result.outcome.value}

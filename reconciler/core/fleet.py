@@ -28,6 +28,7 @@ from reconciler.core.findings import (
 )
 from reconciler.core.grammar import Loc, gpu_key, nearest
 from reconciler.core.policy import Policy
+from reconciler.core.relations import relation_problems
 from reconciler.core.spec import API_VERSION, EngineRules, Host, Server
 from reconciler.core.yaml_text import Key, Node, Scalar
 from reconciler.core.yaml_text import Mapping as Tree
@@ -102,6 +103,7 @@ def load_fleet(
         reading.judge_hosts()
         reading.judge_servers()
         reading.judge_claims()
+        reading.judge_relations()
         return reading.fleet()
 
 
@@ -401,6 +403,17 @@ class _Reading:
                 first = first_by_claim.setdefault(key, name)
                 if first != name:
                     self._clash(name, first, claim)
+
+    def judge_relations(self) -> None:
+        """Find dependencies and groups that cannot be; only who says so is held back."""
+        servers = {name: read.server for name, read in self._servers.items()}
+        if not any(s.depends_on or s.group for s in servers.values()):
+            return
+        names = {*self._documents["Server"], *self._held}
+        for name, path, message in relation_problems(servers, names):
+            document = self._documents["Server"][name]
+            self._say(document.tree, f"`{path}`: {message}", document)
+            self._held.add(name)
 
     def _order(self, name: str) -> tuple[str, int, str]:
         tree = self._documents["Server"][name].tree
