@@ -40,7 +40,7 @@ from reconciler.core.event import (
     VerdictGiven,
 )
 from reconciler.core.fleet import Fleet
-from reconciler.core.live import LiveHost, LiveServer, Records
+from reconciler.core.live import Known, LiveHost, LiveServer, Records
 from reconciler.core.plan import (
     Action,
     Permissions,
@@ -75,7 +75,7 @@ from reconciler.effects.ports import (
 )
 from reconciler.effects.steer import act_once, write_records
 from reconciler.engines.base import Engine
-from reconciler.resolve import budgets_of, recorded_target, wish_of
+from reconciler.resolve import budgets_of, carried, excused, recorded_target, wish_of
 
 log = structlog.get_logger()
 
@@ -367,12 +367,20 @@ def look_at(
     for server in servers:
         wish = wish_of(server, engines[server.engine.name], live)
         plan = plan_server(wish, live.server(server.name), {}, allow)
+        if wish.excuse.keys and plan.applied:
+            edited = any(d.what == "unit-edited" for d in plan.drift) or wish.drift == "off"
+            kept = fetch_revision(port, server.name, plan.applied)[0] if edited else None
+            wish = excused(wish, live.server(server.name), kept)
+            plan = plan_server(wish, live.server(server.name), {}, allow)
         if (plan.acts or plan.reason is Reason.REJECTED) and plan.applied:
             # What was rejected may leave the last good revision owed (L2).
             recorded, gate = fetch_revision(port, server.name, plan.applied)
             if gate is not None:
                 baselines[server.name] = gate
             known = {plan.applied: recorded} if recorded is not None else {}
+            at = live.server(server.name).permanent
+            if wish.excuse.keys and recorded is not None and isinstance(at, Known) and at.value:
+                known = {plan.applied: carried(recorded, at.value, wish.excuse.keys)}
             plan = plan_server(wish, live.server(server.name), known, allow)
         plans.append(check_engine(plan, port, live, flags or PassMemory()))
     return HostSurvey(host, tuple(plans), live, baselines=baselines)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from reconciler import takeover
 from reconciler.core.applied import Applied
 from reconciler.core.conditions import Reason
 from reconciler.core.demands import load as load_demands
-from reconciler.core.desired import Budgets, SecretsFile, Target
-from reconciler.core.diff import Divergence, RunningWith
+from reconciler.core.desired import Budgets, SecretsFile, Target, text_sha256
+from reconciler.core.diff import Divergence, Excuse, RunningWith
 from reconciler.core.live import Gpu, Known, LiveHost, LiveServer
 from reconciler.core.plan import Wish
 from reconciler.core.revision import (
@@ -30,7 +31,14 @@ from reconciler.core.spec import Server
 from reconciler.core.steps import group_number
 from reconciler.engines.base import Engine, Launch, secrets_env_path
 from reconciler.engines.told import differences, equal, flattened, shown, written
-from reconciler.systemd import ServerUnit, UnitTextError, server_unit, unit_environment
+from reconciler.systemd import (
+    ServerUnit,
+    UnitTextError,
+    carried_over,
+    same_but_for,
+    server_unit,
+    unit_environment,
+)
 
 
 class UnresolvedError(Exception):
@@ -76,8 +84,30 @@ def wish_of(server: Server, engine: Engine, live: LiveHost) -> Wish:
         ),
         problem=problem,
         protect=server.protect,
+        excuse=Excuse(tuple(sorted(server.drift_ignore.items()))),
         stranger_differs=_stranger_differs(server, engine, target, live),
     )
+
+
+def excused(wish: Wish, found: LiveServer, recorded: Target | None) -> Wish:
+    """Let an edit of keys that are not ours to keep be none: it is carried over into whatever is installed next.
+
+    `recorded` is the applied revision as its host keeps it. An edit of anything beside those keys stays an edit.
+    """
+    live = found.permanent.value if isinstance(found.permanent, Known) else None
+    keys, records = wish.excuse.keys, found.known_records
+    if live is None or not keys or records is None or records.applied is None:
+        return wish
+    as_applied = text_sha256(live) == records.applied.unit_sha256
+    if not as_applied and (recorded is None or not same_but_for(live, recorded.unit_text, keys)):
+        return wish
+    target = wish.target and carried(wish.target, live, keys)
+    return replace(wish, excuse=replace(wish.excuse, unit=not as_applied), target=target)
+
+
+def carried(target: Target, live: str, keys: frozenset[str]) -> Target:
+    """Give a target whose unit has some keys as the host has them now."""
+    return replace(target, unit_text=carried_over(target.unit_text, live, keys))
 
 
 def _stranger_differs(

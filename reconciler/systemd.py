@@ -370,6 +370,32 @@ def _logical_lines(text: str, header: list[str]) -> Iterable[str]:
         yield pending.strip(" \t\r")
 
 
+def carried_over(text: str, live: str, keys: Iterable[str]) -> str:
+    """Return a unit's text with some keys as they stand in another text: there with its values, gone where it has none."""
+    wanted = frozenset(keys)
+    here, there = parse_unit(text), parse_unit(live)
+    sections = []
+    for section in here.sections:
+        kept = [e for e in section.entries if e[0] not in wanted]
+        others = [e for s in there.sections if s.name == section.name for e in s.entries]
+        taken = [e for e in others if e[0] in wanted]
+        sections.append(Section(section.name, (*kept, *taken)))
+    return render_unit(UnitFile(here.header, tuple(sections)))
+
+
+def same_but_for(one: str, other: str, keys: Iterable[str]) -> bool:
+    """Say whether two texts differ in nothing but these keys; one that cannot be read is not the same."""
+    wanted = frozenset(keys)
+    try:
+        sides = [
+            [(s.name, [e for e in s.entries if e[0] not in wanted]) for s in parse_unit(t).sections]
+            for t in (one, other)
+        ]
+    except UnitTextError:
+        return False
+    return sides[0] == sides[1]
+
+
 def argv_of(unit: UnitFile) -> tuple[str, ...]:
     """Return the argv that the unit starts. Raises UnitTextError where it is not one plain command."""
     lines = unit.values("Service", "ExecStart")

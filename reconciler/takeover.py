@@ -187,6 +187,8 @@ def _differences(server: Server, engine: Engine, target: Target, found: Stranger
     if found.loaded is not None and not _started_as(found.main.argv, found.loaded):
         yield f"{found.unit} was edited since its process was started"
     for path, _ in found.drop_ins:
+        if f"drop-in:{path.rpartition('/')[2]}" in server.drift_ignore:
+            continue
         yield f"{path} changes the unit: remove it (the spec has what it says, or a line on what it has not), and reload systemd"
     for path in found.environment_files:
         yield f"{path} sets variables that cannot be seen"

@@ -125,6 +125,7 @@ class Member:
     cards: tuple[Card, ...] = ()
     waivers: tuple[tuple[str, str], ...] = ()
     waived: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     measures: int = 0
     rejection_recorded: bool = False
     finished: int = 0
@@ -309,7 +310,7 @@ def _target(data: Mapping[str, Any] | None) -> Target | None:
 
 
 def _member(data: Mapping[str, Any]) -> Member:
-    rebuilt = {"new", "old", "budgets", "fence", "lease_until", "cards", "waivers", "waived"}
+    rebuilt = {"new", "old", "budgets", "fence", "lease_until", "cards", "waivers", "waived", "ignored"}
     plain = {k: v for k, v in data.items() if k not in rebuilt}
     return Member(
         new=_target(data["new"]),
@@ -317,5 +318,6 @@ def _member(data: Mapping[str, Any]) -> Member:
         budgets=Budgets(**data["budgets"]),
         waivers=tuple((str(k), str(v)) for k, v in data.get("waivers", ())),
         waived=tuple(str(v) for v in data.get("waived", ())),
+        ignored=tuple(str(v) for v in data.get("ignored", ())),
         **plain,
     )

@@ -74,11 +74,37 @@ class RunningWith:
         return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class Excuse:
+    """What others may change on the host, by the spec's `drift_ignore`: the rules, and whether they explain an edited unit."""
+
+    rules: tuple[tuple[str, str], ...] = ()
+    unit: bool = False
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Give the keys of the unit that are not ours to keep."""
+        return frozenset(w.removeprefix("unit:") for w, _ in self.rules if w.startswith("unit:"))
+
+    def drop_in(self, path: str) -> bool:
+        """Say whether a drop-in is somebody else's by agreement."""
+        return f"drop-in:{path.rpartition('/')[2]}" in dict(self.rules)
+
+    @property
+    def port(self) -> bool:
+        """Say whether others may listen on the port as well."""
+        return "port" in dict(self.rules)
+
+
+NO_EXCUSE = Excuse()
+
 NOTHING_RUNS = RunningWith()
 """Of a server that does not run, or that was not made by us."""
 
 
-def drift_of(live: LiveServer, applied: Applied | None) -> tuple[Drift, ...]:
+def drift_of(
+    live: LiveServer, applied: Applied | None, excuse: Excuse = NO_EXCUSE
+) -> tuple[Drift, ...]:
     """List where the host has moved away from the applied revision. Empty also when nothing was ever applied."""
     if applied is None:
         return ()
@@ -87,7 +113,7 @@ def drift_of(live: LiveServer, applied: Applied | None) -> tuple[Drift, ...]:
         case Known(value=None):
             found.append(Drift("unit-missing", f"{live.unit_name}'s file is gone from the host"))
         case Known(value=str() as text) if (
-            applied.unit_sha256 and text_sha256(text) != applied.unit_sha256
+            applied.unit_sha256 and text_sha256(text) != applied.unit_sha256 and not excuse.unit
         ):
             found.append(
                 Drift(
@@ -99,6 +125,8 @@ def drift_of(live: LiveServer, applied: Applied | None) -> tuple[Drift, ...]:
     match live.files:
         case Known(value=files):
             for path, _ in files.drop_ins:
+                if excuse.drop_in(path):
+                    continue
                 if not path.endswith("/zz-reconciler-disarm.conf") and "/service.d/" not in path:
                     found.append(
                         Drift("drop-in", f"{path} changes the unit behind the spec's back")
@@ -127,7 +155,7 @@ def drift_of(live: LiveServer, applied: Applied | None) -> tuple[Drift, ...]:
                 )
         case _:
             pass
-    found.extend(_port_drift(live))
+    found.extend([] if excuse.port else _port_drift(live))
     return tuple(found)
 
 
@@ -145,7 +173,12 @@ def _port_drift(live: LiveServer) -> list[Drift]:
     ]
 
 
-def sync_status(target: Target | None, live: LiveServer, applied: Applied | None) -> SyncStatus:
+def sync_status(
+    target: Target | None,
+    live: LiveServer,
+    applied: Applied | None,
+    excuse: Excuse = NO_EXCUSE,
+) -> SyncStatus:
     """Say how one server stands. The order of the cases is the policy.
 
     A server that runs something we never applied has drifted even when the spec moved on as well: someone was on the
@@ -157,7 +190,7 @@ def sync_status(target: Target | None, live: LiveServer, applied: Applied | None
         or live.known_records is None
     ):
         return SyncStatus.UNKNOWN  # Never ABSENT: a silent host proves nothing.
-    kinds = {d.what for d in drift_of(live, applied)}
+    kinds = {d.what for d in drift_of(live, applied, excuse)}
     if applied is None:
         return (
             SyncStatus.ABSENT if live.unit.value.load_state == "not-found" else SyncStatus.NOT_OURS

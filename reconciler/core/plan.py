@@ -16,12 +16,12 @@ from enum import StrEnum
 from typing import Any
 
 from reconciler.core import attempt as attempts
-from reconciler.core.applied import Hold
+from reconciler.core.applied import Applied, Hold
 from reconciler.core.attempt import Attempt, Leg, Member, Phase
 from reconciler.core.checks import Check, Verdict, refused
 from reconciler.core.conditions import Outcome, Reason
 from reconciler.core.desired import ORIGINAL, Budgets, Target, text_sha256
-from reconciler.core.diff import NOTHING_RUNS, Drift, RunningWith, drift_of
+from reconciler.core.diff import NO_EXCUSE, NOTHING_RUNS, Drift, Excuse, RunningWith, drift_of
 from reconciler.core.live import Known, LiveServer, Unknown
 from reconciler.core.preflight import ownership_refusal, unit_refusal
 from reconciler.core.revision import Change, EffectClass
@@ -88,6 +88,7 @@ class Wish:
     warnings: tuple[str, ...] = ()
     problem: tuple[Reason, str] | None = None
     protect: bool = False
+    excuse: Excuse = NO_EXCUSE
     stranger_differs: tuple[str, ...] | None = None
     """How a running server that was not made by this tool differs from what is wanted; None where none runs."""
 
@@ -220,7 +221,7 @@ def plan_server(
         base,
         drift=tuple(
             d
-            for d in (*drift_of(live, applied), *wish.running_with.drift())
+            for d in (*drift_of(live, applied, wish.excuse), *wish.running_with.drift())
             if wish.drift != "off" or d.what in LIFECYCLE
         ),
         unit_before=live.permanent.value or "",
@@ -231,6 +232,7 @@ def plan_server(
         may_be_killed=_may_be_killed(live),
         old=_old_target(live, recorded),
         no_pidfd=allow.no_pidfd,
+        notes=(*base.notes, *_excused(wish.excuse, live, applied)),
     )
     if wish.problem is not None:
         reason, sentence = wish.problem
@@ -366,7 +368,9 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
     records = live.known_records
     assert records is not None, "plan_server has looked"
     refusal = ownership_refusal(
-        live, adopt=allow.adopt, overwrite=allow.overwrite or base.wish.drift in {"heal", "off"}
+        live,
+        adopt=allow.adopt,
+        overwrite=allow.overwrite or base.wish.excuse.unit or base.wish.drift in {"heal", "off"},
     )
     if refusal is not None:
         return replace(
@@ -445,6 +449,29 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
         sentence="the spec changed",
         steps=_steps(base, Action.CHANGE),
     )
+
+
+def _excused(excuse: Excuse, live: LiveServer, applied: Applied | None) -> list[str]:
+    """Show what is ignored, and why: a rule that hides something without a word is soon forgotten."""
+    if not excuse.rules or applied is None:
+        return []
+    seen = {d.sentence for d in drift_of(live, applied)} - {
+        d.sentence for d in drift_of(live, applied, excuse)
+    }
+    reasons = dict(excuse.rules)
+    found = []
+    for sentence in sorted(seen):
+        names = [w for w in reasons if w.startswith("drop-in:") and w[8:] in sentence]
+        if not names:
+            is_unit = "was edited" in sentence
+            names = (
+                [w for w in reasons if w.startswith("unit:") == is_unit and ":" in w]
+                if is_unit
+                else ["port"]
+            )
+        why = "; ".join(f"{w}: {reasons[w]}" for w in names if w in reasons)
+        found.append(f"ignored: {sentence} ({why})")
+    return found
 
 
 def _stranger_runs(wish: Wish, live: LiveServer) -> bool:
@@ -714,4 +741,5 @@ def _member(plan: ServerPlan) -> Member:
         allow_no_pidfd=plan.no_pidfd,
         policy_digest=wish.policy_digest,
         waivers=wish.waivers,
+        ignored=tuple(what for what, _ in wish.excuse.rules),
     )

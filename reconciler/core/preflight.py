@@ -208,6 +208,8 @@ def _unit(member: Member, found: LiveServer) -> Iterator[Refusal]:
                 Reason.NOT_OURS,
             )
         for path, _ in files.drop_ins:
+            if f"drop-in:{path.rpartition('/')[2]}" in member.ignored:
+                continue
             if not path.endswith(OUR_DROP_IN) and "/service.d/" not in path:
                 yield Refusal(
                     "drop-in",

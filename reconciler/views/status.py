@@ -34,7 +34,8 @@ def stand(plan: ServerPlan, live: LiveHost | None) -> SyncStatus:
     if found is None:
         return SyncStatus.UNKNOWN
     records = found.known_records
-    status = sync_status(plan.wish.target, found, records.applied if records else None)
+    applied = records.applied if records else None
+    status = sync_status(plan.wish.target, found, applied, plan.wish.excuse)
     moved = any(d.what == "other-flags" for d in plan.drift)
     return SyncStatus.DRIFTED if moved and status is SyncStatus.IN_SYNC else status
 
