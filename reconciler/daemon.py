@@ -335,7 +335,10 @@ class Daemon:
 
     def _host_names(self) -> list[str]:
         only = self.setup.only
-        return sorted({s.host for s in self.fleet.servers if not only or s.name in only})
+        named = {s.host for s in self.fleet.servers if not only or s.name in only}
+        if not only and self.fleet.complete:
+            named |= {h.name for h in self.fleet.hosts}  # Such as have servers that the specs no longer have.
+        return sorted(named)
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
@@ -377,7 +380,8 @@ class Daemon:
     ) -> None:
         world = replace(setup.world, leaving=self.leaving)
         allow = Permissions(supersede=True, no_pidfd=setup.no_pidfd)
-        found = survey(fleet, world, only=servers, allow=allow)
+        only = servers if setup.only else frozenset[str]()
+        found = survey(fleet, world, only=only, host=name, allow=allow)
         wanted = wanted_of(fleet, name)
         found = Survey(tuple(self._admitted(h, wanted, setup.limits) for h in found.hosts))
         self._tell(PassBegan(name, found, commit))
