@@ -10,7 +10,7 @@ ladder of release stops where it would have to kill.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from reconciler.core.demands import Demands
@@ -19,6 +19,7 @@ from reconciler.engines.base import Finding, Launch, is_path
 if TYPE_CHECKING:
     from reconciler.core.spec import Server
 
+CDI: Final = "nvidia.com/gpu="
 PROGRAMS: Final = {"podman": "/usr/bin/podman", "docker": "/usr/bin/docker"}
 
 
@@ -101,7 +102,7 @@ def _devices(tool: str, gpu_uuids: Sequence[str]) -> tuple[str, ...]:
     if not gpu_uuids:
         return ()
     if tool == "podman":
-        return tuple(f"--device=nvidia.com/gpu={uuid}" for uuid in gpu_uuids)
+        return tuple(f"--device={CDI}{uuid}" for uuid in gpu_uuids)
     # docker reads this value as CSV: the inner quotes keep the commas together.
     return (f'--gpus="device={",".join(gpu_uuids)}"',)
 
@@ -112,19 +113,79 @@ def _mounts(server: Server, inside: Launch) -> tuple[str, ...]:
     return tuple(f"--volume={place}:{place}:ro" for place in places)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContainerRun:
+    """A `podman run` or `docker run`, taken apart: what it gives the container, and the argv inside."""
+
+    tool: str
+    image: str | None
+    inside: tuple[str, ...]
+    devices: tuple[str, ...] = ()
+    ipc: str | None = None
+    shm: str | None = None
+    user: str | None = None
+    mounts: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
+
+
+_BARE: Final = frozenset({"--rm", "--init", "-d", "--detach", "-i", "-t", "-it", "--privileged", "--tty", "--interactive",
+                          "--read-only", "--no-healthcheck", "--replace", "--tls-verify"})  # fmt: skip
+"""Options of both tools that take no value; any other that is not glued to one takes the next word."""
+_SHORT: Final = {"-v": "--volume", "-e": "--env", "-u": "--user", "--net": "--network"}
+
+
+def taken_apart(argv: Sequence[str]) -> ContainerRun | None:
+    """Read the command line of a container, ours or a stranger's; None for one that is none."""
+    tool = next((tool for tool, path in PROGRAMS.items() if tuple(argv[:2]) in {(path, "run"), (tool, "run")}), None)  # fmt: skip
+    if tool is None:
+        return None
+    found: dict[str, list[str]] = {}
+    words = iter(argv[2:])
+    image = None
+    for word in words:
+        if not word.startswith("-"):
+            image = word
+            break
+        name, glued, value = word.partition("=")
+        if not glued and name not in _BARE:
+            value = next(words, "")
+        found.setdefault(_SHORT.get(name, name), []).append(value)
+
+    def last(name: str) -> str | None:
+        return found[name][-1] if found.get(name) else None
+
+    entrypoint = last("--entrypoint")
+    return ContainerRun(
+        tool=tool,
+        image=image,
+        inside=(*((entrypoint,) if entrypoint and image else ()), *words),
+        devices=tuple(_named_devices(found)),
+        ipc=last("--ipc"),
+        shm=last("--shm-size"),
+        user=last("--user"),
+        mounts=tuple(found.get("--volume", ())),
+        environment=tuple(found.get("--env", ())),
+    )
+
+
+def _named_devices(found: dict[str, list[str]]) -> Iterator[str]:
+    """Give the GPUs by name: of CDI (`nvidia.com/gpu=UUID`), or of docker's `--gpus` (`"device=UUID,UUID"`, `all`)."""
+    for device in found.get("--device", ()):
+        if device.startswith(CDI):
+            yield device.removeprefix(CDI)
+    for gpus in found.get("--gpus", ()):
+        text = gpus.strip('"').removeprefix("device=")
+        yield from (name for name in text.split(",") if name)
+
+
 def unwrapped(argv: Sequence[str]) -> tuple[tuple[str, ...], dict[str, object]]:
-    """Take a rendered `podman run` or `docker run` apart: the argv inside, and the words for `runtime`.
+    """Take a `podman run` or `docker run` apart: the argv inside, and the words for `runtime`.
 
     An argv that is none comes back as it is, with nothing for `runtime`.
     """
-    tool = next((tool for tool, path in PROGRAMS.items() if tuple(argv[:2]) == (path, "run")), None)
-    if tool is None:
+    run = taken_apart(argv)
+    if run is None:
         return tuple(argv), {}
-    entrypoint = ""
-    for at, word in enumerate(argv[2:], 2):
-        if word.startswith("--entrypoint="):
-            entrypoint = word.partition("=")[2]
-        if not word.startswith("-"):
-            inside = (*((entrypoint,) if entrypoint else ()), *argv[at + 1 :])
-            return inside, {"container": tool, "image": word}
-    return (), {"container": tool}
+    if run.image is None:
+        return (), {"container": run.tool}
+    return run.inside, {"container": run.tool, "image": run.image}
