@@ -167,9 +167,50 @@ def run_pass(fleet: Fleet, controller: World, options: PassOptions, allow: Permi
     if found.plan.acts and not options.yes and options.expect is None and not confirmed():
         return declined(found, fleet)
     results = act_on(found, controller, stream=stream)
+    if options.expect is None and options.saved is None:
+        results = in_turn(results, fleet, controller, options, allow)
     decided = decide(results, fleet)
     finish(results, decided, stream=stream)
     return INTERRUPTED.code if controller.clock.stopping else decided.code
+
+
+def in_turn(
+    results: tuple[ServerResult, ...],
+    fleet: Fleet,
+    controller: World,
+    options: PassOptions,
+    allow: Permissions,
+) -> tuple[ServerResult, ...]:
+    """Go on with those that waited for others of this run, each time from a plan that is made and shown anew (S20).
+
+    Not after `--expect`: that allows one plan and no other. Ends when a pass brings nothing about.
+    """
+    from reconciler.core.conditions import Outcome
+    from reconciler.core.schedule import has_successors
+    from reconciler.reconcile import survey
+    from reconciler.views.machine import line, plan_json
+
+    stream, said = options.output is PassOutput.JSON, {r.server: r for r in results}
+    last = results
+    while has_successors(last) and not controller.clock.stopping:
+        found = survey(fleet, controller, only=frozenset(options.servers), allow=allow)
+        if not found.plan.acts:
+            break
+        if stream:
+            out(line({k: v for k, v in plan_json(found.plan).items() if k != "format_version"}))
+        else:
+            show_text_plan(found, options)
+        acting = {p.wish.server for p in found.plan.servers if p.acts}
+        last = act_on(found, controller, stream=stream)
+        # What this run did to a server stays its result; only who waited, or was changed now, has a new one.
+        said |= {
+            r.server: r
+            for r in last
+            if r.server in acting
+            or r.server not in said
+            or said[r.server].outcome is Outcome.WAITING
+        }
+    return tuple(said.values())
 
 
 def decide(results: Sequence[ServerResult], fleet: Fleet) -> Exit:

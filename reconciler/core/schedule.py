@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from reconciler.core.conditions import Outcome, Reason
+from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.plan import Action, ServerPlan, Turn
 from reconciler.core.spec import Group, Server
 from reconciler.core.units_of_measure import duration_text
@@ -98,6 +98,17 @@ def scheduled(
             plan = _in_group(plan, groups[server.group.name], done, facts)
         done[name] = plan
     return done
+
+
+IN_TURN = frozenset({Reason.DEPENDENCY, Reason.GROUP, Reason.CANARY})
+"""What a server waits for that another one's rollout may have brought about."""
+
+
+def has_successors(results: Iterable[ServerResult]) -> bool:
+    """Say whether looking again at once may let others begin: something was brought about, and somebody waits for such."""
+    rows = tuple(results)
+    moved = any(r.outcome in {Outcome.APPLIED, Outcome.STOPPED} for r in rows)
+    return moved and any(r.outcome is Outcome.WAITING and r.reason in IN_TURN for r in rows)
 
 
 def waiting(plan: ServerPlan, reason: Reason, why: str) -> ServerPlan:
@@ -233,4 +244,4 @@ def _canary(rules: Group, canary: ServerPlan | None, fact: Facts) -> str | None:
     return None
 
 
-__all__ = ["CHANGES", "Facts", "beside", "in_sync", "scheduled", "waiting"]
+__all__ = ["CHANGES", "Facts", "beside", "has_successors", "in_sync", "scheduled", "waiting"]

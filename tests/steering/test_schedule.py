@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from steering_stage import Stage
 
+from reconciler.cli.run import PassOptions, run_pass
 from reconciler.core.conditions import Outcome, Reason, exit_of
 from reconciler.core.plan import Action, Permissions
 from reconciler.core.schedule import scheduled
@@ -269,3 +271,18 @@ def test_a_request_is_answered_once_by_the_pass_that_decided() -> None:
     journal = files.data["/var/lib/reconciler/a/journal.ndjson"]
     stage.apply(stage.text(a="one 0 2"))
     assert files.data["/var/lib/reconciler/a/journal.ndjson"] == journal
+
+
+def test_one_run_goes_on_with_those_that_waited_for_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Who waits for another server of the same run has its turn in it, from a plan that is shown anew; each result is kept."""
+    stage = Stage("one", "two")
+    fleet = stage.fleet(
+        stage.text(a="one 0 1\ndepends_on: [b]", b="two 0 1\ndepends_on: [c]", c="one 1 1")
+    )
+    code = run_pass(fleet, stage.controller, PassOptions(Path("specs"), yes=True), Permissions())
+    said = capsys.readouterr().out
+    assert code == 0
+    assert [f"Applied {n}:" in said for n in "abc"] == [True] * 3
+    assert said.index("waits for b") < said.index("Applied a:")
