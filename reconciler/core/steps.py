@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from reconciler.core import release
 from reconciler.core.attempt import BARE, Attempt, Leg, Member, Phase
 from reconciler.core.conditions import Reason
-from reconciler.core.desired import Target
+from reconciler.core.desired import Target, text_sha256
 from reconciler.core.effect import (
     Acted,
     Commit,
@@ -244,12 +244,23 @@ def disarm(state: Attempt, reply: Reply) -> Move:
         Disarm(
             server=member.server,
             unit=member.unit,
-            stop_timeout_s=member.budgets.stop_s,
+            stop_timeout_s=max(member.budgets.stop_s, _own_stop_s(found)),
             deadline_s=LEASE_TTL_S + REVERT_GRACE_S,
             grace_s=REVERT_GRACE_S,
         ),
         state,
     )
+
+
+def _own_stop_s(found: LiveServer) -> float:
+    """Give the stop timeout of a unit that we wrote: it has the engine's own time to end on top, and is never made shorter."""
+    records = found.known_records
+    if records is None or isinstance(found.unit, Unknown) or isinstance(found.permanent, Unknown):
+        return 0.0
+    text = found.permanent.value
+    if text is None or text_sha256(text) not in records.produced:
+        return 0.0
+    return (found.unit.value.stop_timeout_us or 0) / 1e6
 
 
 # -- drain ------------------------------------------------------------------------------------------------
@@ -317,7 +328,7 @@ def stop(state: Attempt, reply: Reply) -> Move:
             state = replace(state, down_at=reply.now)
         state = state.with_member(previous=unit.invocation or member.previous, stopped=True)
         return Next(state)
-    limit = member.budgets.stop_s * 3 + STOP_MARGIN_S
+    limit = max(member.budgets.stop_s, _own_stop_s(found)) * 3 + STOP_MARGIN_S
     if waited >= limit:
         sentence = f"{member.unit} is still {unit.active_state}/{unit.sub_state} {waited:.0f} s after its stop (limit {limit:.0f} s)"
         return Fail(state, Reason.STOP_TIMED_OUT, sentence)
