@@ -119,6 +119,10 @@ def register(app: typer.Typer) -> None:
 
         Two numbers describe a point: the decode speed of one stream and the throughput of all. Nobody else may touch
         the server meanwhile (a hold says so), and each restart is an outage for its users.
+
+        Examples:
+          reconcile tune qwen --set speculative.num_steps=off,1,3,5,10 --branch tune/qwen
+          reconcile tune qwen --set args.max-running-requests=32,64 --require batch:max_ttft_p95=800ms --write
         """
         wanted = Wanted(
             tuple(sets), tuple(require or ()), objective, margin, rounds, resume, yes, write, branch, report, specs, output

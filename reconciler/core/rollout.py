@@ -235,7 +235,7 @@ def _claimed(state: Attempt, reply: Claimed) -> tuple[Attempt, Effect]:
             }
         }
     )
-    state = replace(state, trouble_since=None)
+    # A lease that is granted again is no sign of progress: whose acts go on being lost gives up in time all the same (L6).
     if before.boot_id and before.boot_id != reply.boot_id:
         return _rebooted(state, reply.now, fenced=True)
     return _advance(state, Waited(reply.now))

@@ -7,9 +7,22 @@ from dataclasses import replace
 import pytest
 
 from reconciler.core.attempt import Attempt, Member, Phase
+from reconciler.core.conditions import Outcome
 from reconciler.core.desired import Budgets, Target
-from reconciler.core.effect import Claim, Claimed, Effect, Fence, Start, Waited, deadline_s
-from reconciler.core.rollout import MARGIN_S, step
+from reconciler.core.effect import (
+    Claim,
+    Claimed,
+    Done,
+    Effect,
+    Fence,
+    Lost,
+    Reply,
+    Start,
+    Wait,
+    Waited,
+    deadline_s,
+)
+from reconciler.core.rollout import MARGIN_S, PATIENCE_S, step
 
 FENCE = Fence(3, "f" * 32)
 
@@ -38,3 +51,24 @@ def test_a_start_that_waits_for_the_lease_is_sent_after_it(left_s: float) -> Non
     assert state.asked
     assert len(renewals) == (left_s < min(deadline_s(last) + MARGIN_S, 30.0))
     assert state.member.lease_until - now >= min(deadline_s(last) + MARGIN_S, 30.0)
+
+
+def test_acts_whose_answers_are_all_lost_end_the_run_although_the_lease_is_granted() -> None:
+    """A host that grants every lease and answers no act is given up in time, and it is said (L6)."""
+    state, now = starting(2000.0), 1000.0
+    reply: Reply = Waited(now)
+    for _ in range(500):
+        state, effect = step(state, reply)
+        if isinstance(effect, Done):
+            break
+        now += effect.seconds if isinstance(effect, Wait) else 1.0
+        match effect:
+            case Claim():
+                reply = Claimed(now, "llm", FENCE, effect.ttl_s, "b")
+            case Wait():
+                reply = Waited(now)
+            case _:
+                reply = Lost(now, "no answer")
+    assert isinstance(effect, Done)
+    assert [row[1] for row in effect.results] == [Outcome.UNKNOWN]
+    assert now < 1000.0 + 2 * PATIENCE_S
