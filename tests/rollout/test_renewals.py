@@ -18,6 +18,7 @@ from reconciler.core.effect import (
     Lost,
     Reply,
     Start,
+    Unreachable,
     Wait,
     Waited,
     deadline_s,
@@ -53,8 +54,9 @@ def test_a_start_that_waits_for_the_lease_is_sent_after_it(left_s: float) -> Non
     assert state.member.lease_until - now >= min(deadline_s(last) + MARGIN_S, 30.0)
 
 
-def test_acts_whose_answers_are_all_lost_end_the_run_although_the_lease_is_granted() -> None:
-    """A host that grants every lease and answers no act is given up in time, and it is said (L6)."""
+@pytest.mark.parametrize("answers_claims", [True, False])
+def test_a_host_that_answers_no_act_is_given_up_in_time(answers_claims: bool) -> None:
+    """Also one that grants every lease: it is said, and the run ends (L6)."""
     state, now = starting(2000.0), 1000.0
     reply: Reply = Waited(now)
     for _ in range(500):
@@ -63,12 +65,12 @@ def test_acts_whose_answers_are_all_lost_end_the_run_although_the_lease_is_grant
             break
         now += effect.seconds if isinstance(effect, Wait) else 1.0
         match effect:
-            case Claim():
+            case Claim() if answers_claims:
                 reply = Claimed(now, "llm", FENCE, effect.ttl_s, "b")
             case Wait():
                 reply = Waited(now)
             case _:
-                reply = Lost(now, "no answer")
+                reply = Lost(now, "no answer") if answers_claims else Unreachable(now, "no way")
     assert isinstance(effect, Done)
     assert [row[1] for row in effect.results] == [Outcome.UNKNOWN]
     assert now < 1000.0 + 2 * PATIENCE_S
