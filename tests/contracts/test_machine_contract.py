@@ -382,3 +382,23 @@ def test_the_kernel_log_is_read_after_a_cursor(run: Run) -> None:
         answer = "unknown" if "unknown" in first else [first["known"]["lines"], m.kernel_log(first["known"]["cursor"])["known"]["lines"]]
     """)
     assert answer in ("unknown", [[], []])
+
+
+def test_what_an_engine_will_find_is_told_in_the_same_parts(run: Run) -> None:
+    """Each part a reading: models in the order of the question, nodes by path, the room of each place."""
+    answer = run("""
+        asked = {"user": "root", "python": None, "distributions": [], "kernels": False, "binary": None, "image": None,
+                 "models": [{"role": "model", "source": "/", "revision": None, "environment": {}}],
+                 "nodes": ["/dev/null"], "places": ["/tmp"]}
+        facts = m.engine_facts(asked)
+        limits = facts["limits"]["known"]
+        (model,) = facts["models"]["known"]
+        answer = [sorted(facts), sorted(limits), list(limits["disks"]), model["known"]["form"], facts["nodes"]["known"]]
+    """)
+    assert answer == [
+        ["limits", "models", "nodes"],
+        ["disks", "files", "memory", "shm"],
+        ["/tmp"],
+        "directory",
+        {"/dev/null": "usable"},
+    ]

@@ -11,7 +11,7 @@ from live_controller import PORT, TIMEOUTS, Controller, HostView
 
 from reconciler.lab.engines import install_engine, install_model
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.nightly]
 
 PYTHON = "/opt/sglang/bin/python"
 MODEL = "/srv/models/small"
