@@ -101,10 +101,10 @@ def step(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
             return _left(state, reply)
         case Waited(stop=True) if state.leg is Leg.FORWARD and state.phase is not Phase.COMMIT:
             return _failed(Fail(state, Reason.INTERRUPTED, "interrupted"), reply)
-        case Waited():
-            return _advance(state, reply)
         case _:
-            return _advance(replace(state, trouble_since=None), reply)
+            # Waiting is no sign of life.
+            trouble = state.trouble_since if isinstance(reply, Waited) else None
+            return _advance(replace(state, trouble_since=trouble), reply)
 
 
 # -- moving along ---------------------------------------------------------------------------------------
