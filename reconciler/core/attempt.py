@@ -310,7 +310,17 @@ def _target(data: Mapping[str, Any] | None) -> Target | None:
 
 
 def _member(data: Mapping[str, Any]) -> Member:
-    rebuilt = {"new", "old", "budgets", "fence", "lease_until", "cards", "waivers", "waived", "ignored"}
+    rebuilt = {
+        "new",
+        "old",
+        "budgets",
+        "fence",
+        "lease_until",
+        "cards",
+        "waivers",
+        "waived",
+        "ignored",
+    }
     plain = {k: v for k, v in data.items() if k not in rebuilt}
     return Member(
         new=_target(data["new"]),

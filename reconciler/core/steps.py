@@ -388,7 +388,7 @@ def release_gpus(state: Attempt, reply: Reply) -> Move:
     limit = max(m.budgets.release_s for m in state.members)
     if waited >= limit:
         reason = Reason.WEDGED if worst in {"wedged", "fault"} else Reason.NOT_RELEASED
-        gpus = ", ".join(uuid for m in members for uuid in m.gpus)
+        named = ", ".join(uuid for m in members for uuid in m.gpus)
         shown = "; ".join(dict.fromkeys(blocked)) or worst
         wedges = [w for m in members for w in release.wedges_of(state.samples, m, reply.live)]
         if wedges:
@@ -396,7 +396,7 @@ def release_gpus(state: Attempt, reply: Reply) -> Move:
         return Fail(
             replace(state, wedges=tuple(wedges)),
             reason,
-            f"not released after {waited:.0f} s (limit {limit:.0f} s): {shown}. GPUs: {gpus}. Nothing was started",
+            f"not released after {waited:.0f} s (limit {limit:.0f} s): {shown}. GPUs: {named}. Nothing was started",
         )
     settle = min(m.budgets.settle_s for m in state.members)
     pause = max(0.05, settle / 4) if waited < 10 else 1.0
