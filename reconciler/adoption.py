@@ -143,22 +143,32 @@ def server_name(unit: str) -> str:
     return name if IS_LABEL.match(name) else "server"
 
 
-def listening_port(live: LiveHost, name: str, engines: Mapping[str, Engine]) -> int | None:
-    """Say which port the server should listen on, for a second look at who does."""
+PORTS_TRIED: Final = 6
+
+
+def ports_to_try(live: LiveHost, name: str, engines: Mapping[str, Engine]) -> tuple[int, ...]:
+    """Say on which ports the server may listen, the likeliest first, for a second look at who does."""
     found = stranger_of(live, name)
     argv, engine, _ = _command(found, engines)
     listen = _map(engines[engine].read_argv(argv, found.environment).get("listen"))
-    port = listen.get("port") or PORTS.get(engine) or _port_word(argv)
-    return port if isinstance(port, int) and 0 < port < 65536 else None
+    told = [listen.get("port"), PORTS.get(engine), _port_word(argv)]
+    numbers = [int(w) for word in argv for w in [word.rpartition("=")[2]] if w.isdecimal()]
+    likely = [n for n in [*told, *numbers] if isinstance(n, int) and 1024 <= n < 65536]
+    return tuple(dict.fromkeys(likely))[:PORTS_TRIED]
 
 
-def adopt(live: LiveHost, name: str, host: str, engines: Mapping[str, Engine]) -> Adoption:
-    """Write a spec for what was observed of one unit, and compare what it renders with what is there."""
+def adopt(
+    live: LiveHost, name: str, host: str, engines: Mapping[str, Engine], asked: int | None = None
+) -> Adoption:
+    """Write a spec for what was observed of one unit, and compare what it renders with what is there.
+
+    `asked` is the port that was asked about.
+    """
     found = stranger_of(live, name)
     argv, engine, how = _command(found, engines)
-    adoption = _adopted(live, name, host, engines, (argv, engine, how))
+    adoption = _adopted(live, name, host, engines, (argv, engine, how, asked))
     if adoption.problems and engine != LAST:
-        plain = _adopted(live, name, host, engines, (argv, LAST, how))
+        plain = _adopted(live, name, host, engines, (argv, LAST, how, asked))
         if not plain.problems:
             why = f"{engine}'s own fields cannot say this command ({'; '.join(adoption.problems)}), so the command is written out: flags are then not checked"
             return replace(plain, remarks=(Remark("engine", why, "engine"), *plain.remarks))
@@ -170,13 +180,13 @@ def _adopted(
     name: str,
     host: str,
     engines: Mapping[str, Engine],
-    command: tuple[tuple[str, ...], str, tuple[Remark, ...]],
+    command: tuple[tuple[str, ...], str, tuple[Remark, ...], int | None],
 ) -> Adoption:
-    found, (argv, engine, how) = stranger_of(live, name), command
+    found, (argv, engine, how, asked) = stranger_of(live, name), command
     draft = _Draft(name, host, found.unit, remarks=[r for r in how if r.path])
     draft.unmapped = [r for r in how if not r.path]
     _engine_fields(draft, found, argv, engines[engine])
-    _listen(draft, found, argv, engine)
+    _listen(draft, found, argv, engine, asked)
     _cards(draft, found, live)
     _environment(draft, found)
     _unit_fields(draft, found)
@@ -338,10 +348,14 @@ def _without_secrets(draft: _Draft, argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _listen(draft: _Draft, found: Stranger, argv: Sequence[str], engine: str) -> None:
+def _listen(
+    draft: _Draft, found: Stranger, argv: Sequence[str], engine: str, asked: int | None
+) -> None:
     listen = _map(draft.fields.pop("listen", {}))
     port = listen.get("port") or PORTS.get(engine) or _port_word(argv)
-    seen = [address for address, number in found.ports or () if number == port]
+    if port is None and found.addresses:
+        port = asked  # Where its own processes listen, whatever word of its command says so.
+    seen = found.addresses if port == asked else ()
     address = listen.get("address")
     place: dict[str, Any] = {}
     if address is None and seen:
@@ -595,4 +609,4 @@ def _tree(value: Any) -> Any:
     return value
 
 
-__all__ = ["Adoption", "Remark", "Secret", "adopt", "listening_port", "server_name", "spec_text"]
+__all__ = ["Adoption", "Remark", "Secret", "adopt", "ports_to_try", "server_name", "spec_text"]

@@ -61,7 +61,8 @@ class Stranger:
     need_reload: bool
     held: frozenset[str] | None
     """The cards that the unit's own processes hold, by UUID."""
-    ports: tuple[tuple[str, int], ...] | None
+    addresses: tuple[str, ...]
+    """Where its own processes listen on the port that was asked about."""
 
     def values(self, key: str, section: str = "Service") -> tuple[str, ...]:
         """Give every assignment of a key that counts."""
@@ -113,7 +114,7 @@ def stranger_of(live: LiveHost, name: str) -> Stranger:
         stop_s=None if stop is None else stop / 1e6,
         need_reload=unit.need_reload if unit is not None else False,
         held=_held(live, found, rows),
-        ports=_ports(found),
+        addresses=_addresses(found),
     )
 
 
@@ -158,16 +159,11 @@ def _held(live: LiveHost, found: LiveServer, rows: Sequence[Process]) -> frozens
     return frozenset(by_minor[m] for m in minors if m in by_minor)
 
 
-def _ports(found: LiveServer) -> tuple[tuple[str, int], ...] | None:
+def _addresses(found: LiveServer) -> tuple[str, ...]:
     if not isinstance(found.listeners, Known) or not isinstance(found.pids, Known):
-        return None
+        return ()
     own = set(found.pids.value)
-    ports = []
-    for listener in found.listeners.value:
-        address, _, port = listener.address.rpartition(":")
-        if listener.pids and set(listener.pids) <= own and port.isdecimal():
-            ports.append((address.strip("[]"), int(port)))
-    return tuple(ports)
+    return tuple(x.address for x in found.listeners.value if x.pids and set(x.pids) <= own)
 
 
 # -- comparing -------------------------------------------------------------------------------------------
@@ -192,11 +188,13 @@ def _differences(server: Server, engine: Engine, target: Target, found: Stranger
         yield f"{path} changes the unit: remove it (the spec has what it says, or a line on what it has not), and reload systemd"
     for path in found.environment_files:
         yield f"{path} sets variables that cannot be seen"
-    if not engine.recognises(found.main.argv):
+    # A script shows its interpreter in front; what it was started as is what the unit says.
+    argv = found.loaded or found.main.argv
+    if not engine.recognises(argv):
         yield "the main process is a wrapper around the engine"
         return
     yield from _fields(
-        _read(engine, found.main.argv, found.environment), _wanted(engine, target), server, found
+        _read(engine, argv, found.environment), _wanted(engine, target), server, found
     )
     yield from _environment(found.environment, target)
     if (found.user or "root") != (target.user or "root"):
@@ -245,7 +243,7 @@ def _fields(
 def _filled(read: Mapping[str, Any], server: Server, found: Stranger) -> dict[str, Any]:
     """Write out what a command line leaves to its engine: sizes of one, and the address that it does listen on."""
     listen = dict(read.get("listen") or {})
-    if found.ports and (server.listen.address, server.listen.port) in found.ports:
+    if server.listen.address in found.addresses:
         listen.setdefault("address", server.listen.address)
         listen.setdefault("port", server.listen.port)
     filled = {**dict.fromkeys(SIZES, 1), **read, "listen": listen}

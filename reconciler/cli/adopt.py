@@ -96,7 +96,8 @@ def drafted(
         UsageError: No unit that could be taken over has this name.
         HostError: The host cannot be asked.
     """
-    from reconciler.adoption import adopt, listening_port, server_name, spec_text
+    from reconciler.adoption import adopt, ports_to_try, server_name, spec_text
+    from reconciler.takeover import stranger_of
 
     if PLAIN_UNIT.fullmatch(unit) is None or unit.startswith("reconciler-"):
         why = (
@@ -109,10 +110,12 @@ def drafted(
     chosen = name or server_name(unit)
     live = _look(port, chosen, unit, None)
     refuse(live, chosen, unit, host.name)
-    number = listening_port(live, chosen, engines)
-    if number is not None:
-        live = _look(port, chosen, unit, number)
-    adoption = adopt(live, chosen, host.name, engines)
+    asked = None
+    for asked in ports_to_try(live, chosen, engines):
+        live = _look(port, chosen, unit, asked)
+        if stranger_of(live, chosen).addresses:
+            break
+    adoption = adopt(live, chosen, host.name, engines, asked)
     return adoption, spec_text(adoption)
 
 
