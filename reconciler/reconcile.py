@@ -296,7 +296,7 @@ def _scheduled(
     plans = {p.wish.server: p for p, _ in rows}
     facts = {p.wish.server: _facts(p, live) for p, live in rows}
     now = datetime.fromtimestamp(allow.at, tz=UTC) if allow.at else None
-    done = scheduled(named, plans, facts, now, allow.override)
+    done = dict(plans) if allow.unscheduled else scheduled(named, plans, facts, now, allow.override)
     hosts = []
     for at in found:
         kept = []

@@ -312,10 +312,11 @@ class Player:
         """Make one pass as the main command does: plan, show, act, results."""
         from reconciler.cli.run import decide, finish, printer, start_stream
         from reconciler.core.event import StepStarted
+        from reconciler.core.plan import Permissions
         from reconciler.reconcile import act, survey
         from reconciler.views.terminal import plan_lines
 
-        found = survey(chapter.fleet, self.scene.world)
+        found = survey(chapter.fleet, self.scene.world, allow=Permissions(unscheduled=True))
         if self.wanted.stream:
             start_stream(found)
         else:

@@ -116,6 +116,8 @@ class Permissions:
     """The time in seconds since the epoch; 0 where it is not known, and then no hold has run out."""
     override: str = ""
     """Why changes may begin outside of their windows."""
+    unscheduled: bool = False
+    """A rehearsal: windows, dependencies and groups make nobody wait."""
     through_hold: str = ""
     """The owner of a hold that this run itself has put on: a sweep keeps everybody else off its server."""
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.fleet import Fleet, load_fleet
-from reconciler.core.plan import Action, ServerPlan
+from reconciler.core.plan import Action, Permissions, ServerPlan
 from reconciler.core.spec import Server
 from reconciler.core.survey import Survey
 from reconciler.engines import sglang
@@ -64,8 +64,9 @@ class Stage:
     controller: Controller
 
     def apply(self, fleet: Fleet) -> tuple[ServerResult, ...]:
-        """Make the hosts run the fleet."""
-        return act(survey(fleet, self.controller), self.controller, lambda _event: None)
+        """Make the hosts run the fleet, whatever the hour."""
+        found = survey(fleet, self.controller, allow=Permissions(unscheduled=True))
+        return act(found, self.controller, lambda _event: None)
 
     def look(self, fleet: Fleet) -> Survey:
         """Look at the fleet."""
