@@ -30,6 +30,7 @@ from reconciler.core.revision import (
 from reconciler.core.spec import Server
 from reconciler.core.steps import group_number
 from reconciler.engines.base import Engine, Launch, secrets_env_path
+from reconciler.engines.catalogue import flag_history
 from reconciler.engines.told import differences, equal, flattened, shown, written
 from reconciler.systemd import (
     ServerUnit,
@@ -292,6 +293,11 @@ def target_of(server: Server, engine: Engine, uuids: Sequence[str]) -> Target:
         user=server.runtime.user,
         paths=launch.paths,
         flags=launch.flags_to_check,
+        flag_history=tuple(
+            (flag, told)
+            for flag in launch.flags_to_check
+            if (told := flag_history(engine.name, flag)) is not None
+        ),
         check_argv=launch.check_argv or (),
         demands=launch.demands,
     )

@@ -39,16 +39,6 @@ def engines() -> Mapping[str, Engine]:
     return {member.name: member for member in members}
 
 
-def flag_history(engine: str, flag: str) -> str | None:
-    """Say whether a flag is one of older versions of an engine ("older"), of the newest ("newer"), or of none that is known."""
-    from reconciler.engines.catalogue import catalogue, versions
-
-    having = [version for version in versions(engine) if flag in catalogue(engine, version)]
-    if not having:
-        return None
-    return "newer" if having[-1] == versions(engine)[-1] else "older"
-
-
 class RealClock:
     """This machine's monotonic clock. `stop` ends every wait at once and is seen at the next safe point."""
 

@@ -53,8 +53,8 @@ def _diagnose(file: str, engine: str | None, exit_status: int | None, output: Ou
     from reconciler.core.diagnose import Scan, judge
     from reconciler.core.errors import UsageError
     from reconciler.effects.log_files import log_lines
+    from reconciler.engines.catalogue import flag_history
     from reconciler.views.diagnosis import diagnosis_json, diagnosis_text
-    from reconciler.wiring import flag_history
 
     if engine is not None and engine not in ENGINES:
         raise UsageError(f"there is no engine {engine!r}; there are: {', '.join(ENGINES)}")

@@ -304,6 +304,7 @@ def _target(data: Mapping[str, Any] | None) -> Target | None:
         user=data["user"],
         paths=tuple(data["paths"]),
         flags=tuple(data["flags"]),
+        flag_history=tuple((str(f), str(told)) for f, told in data.get("flag_history") or ()),
         check_argv=tuple(data["check_argv"]),
         demands=load_demands(data.get("demands")),
     )

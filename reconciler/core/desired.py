@@ -35,6 +35,7 @@ class Target:
     `ORIGINAL`, whose text we did not write. `spec` is the canonical JSON of the merged server document. `paths` must
     exist on the host, the first of `argv` must be executable there, and `flags` must be known to the engine that
     `check_argv` asks for help; preflight looks at all of them, and at what `demands` names, before anything stops.
+    `flag_history` has those of the flags whose versions are known: "older" for one that newer engines lost, else "newer".
     """
 
     revision: str
@@ -48,6 +49,7 @@ class Target:
     user: str | None = None
     paths: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    flag_history: tuple[tuple[str, str], ...] = ()
     check_argv: tuple[str, ...] = ()
     demands: Demands | None = None
 

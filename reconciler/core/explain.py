@@ -51,6 +51,9 @@ def explained(failure: Failure, target: Target | None, live: LiveHost) -> Failur
         engine=_engine(target),
         exit_status=_exit_status(found),
         kernel=_kernel(live),
+        flag_history=None
+        if target is None
+        else lambda _, flag: dict(target.flag_history).get(flag),
     )
     if not (told.known and told.failure):
         return failure

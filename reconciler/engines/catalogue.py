@@ -205,6 +205,15 @@ def _choices(value: object) -> tuple[object, ...] | None:
     return tuple(value) if isinstance(value, list) else None
 
 
+def flag_history(engine: str, flag: str) -> str | None:
+    """Say whether a flag is one of older versions of an engine ("older"), of the newest ("newer"), or of none that is known."""
+    known = versions(engine)
+    having = [version for version in known if flag in catalogue(engine, version)]
+    if not having:
+        return None
+    return "newer" if having[-1] == known[-1] else "older"
+
+
 # -- checking ------------------------------------------------------------------------------------------
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from reconciler import wiring
 from reconciler.core import diagnose as module
 from reconciler.core.diagnose import Diagnosis, Scan, diagnose, judge
 from reconciler.core.diagnosis_rules import CODES, REACTIONS, RULES, Cause
+from reconciler.engines.catalogue import flag_history
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "engine-logs"
 CASES: list[dict[str, Any]] = YAML(typ="safe", pure=True).load(RECORDED / "cases.yaml")["cases"]
@@ -23,7 +23,7 @@ FAILURES = [case for case in CASES if case["class"] not in {"ready", "loading", 
 
 def read(text: str | Iterable[str], **more: Any) -> Diagnosis:
     lines = text.splitlines() if isinstance(text, str) else text
-    return diagnose((line.encode() for line in lines), flag_history=wiring.flag_history, **more)
+    return diagnose((line.encode() for line in lines), flag_history=flag_history, **more)
 
 
 def text_of(case: dict[str, Any]) -> str:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from reconciler.core.conditions import Outcome, ServerResult
+from reconciler.core.attempt import Failure, Phase
+from reconciler.core.conditions import Outcome, Reason, ServerResult
+from reconciler.core.desired import Target
+from reconciler.core.explain import explained
+from reconciler.core.live import Known, LiveHost, Unknown
 from reconciler.engines import custom
 from reconciler.lab.schedule import HOST, SERVER, fleet_of, new_host
 from reconciler.lab.simulated import SimulatedHost
@@ -129,3 +135,22 @@ def test_numbers_of_a_broken_card_are_no_verdict(
     assert result.outcome is Outcome.ROLLED_BACK
     assert len(records(host)[0]) == (0 if cause else 1)
     assert ("Cause: " in result.sentence) is (cause is not None)
+
+
+def test_a_flag_that_newer_engines_lost_is_called_removed() -> None:
+    """The history of the flags travels with the revision: a removed one is told from one that never was."""
+    flags = ("--mamba-scheduler-strategy", "--model-path")
+    target = Target("r", "", flags=flags, flag_history=((flags[0], "older"), (flags[1], "newer")))
+    failure = Failure(Phase.START, Reason.DIED, "it died", "chat", rejects=True)
+
+    def code(flag: str, one: Target | None) -> str:
+        line = f"launch_server.py: error: unrecognized arguments: {flag} x"
+        found = SimpleNamespace(journal=Known((line,)), unit=Unknown("not asked"), unit_name="c")
+        spec = '{"engine":{"name":"sglang"}}'
+        given = None if one is None else dataclasses.replace(one, spec=spec)
+        live = cast(LiveHost, SimpleNamespace(server=lambda _name: found, raw={}))
+        return explained(failure, given, live).code
+
+    assert code(flags[0], target) == "removed_flag"
+    assert code("--no-such", target) == "unknown_flag"
+    assert code(flags[0], None) == "unknown_flag"
