@@ -31,7 +31,7 @@ def test_a_stream_is_chunked_events_with_usage_last(tmp_path: Path) -> None:
 
 def test_chat_and_completions_give_the_same_words_each_time(tmp_path: Path) -> None:
     """At temperature 0 the same prompt gets the same text, streamed or not."""
-    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12}
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 12, "temperature": 0}
     with rehearsal(tmp_path) as server:
         _, streamed = server.post("/v1/chat/completions", {**chat, "stream": True})
         _, whole = server.post("/v1/chat/completions", chat)
