@@ -24,13 +24,14 @@ from reconciler.core.attempt import Attempt, Leg, Phase
 from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.effect import Leave
 from reconciler.core.errors import ReconcilerError, SpecError
-from reconciler.core.event import Event
+from reconciler.core.event import Diagnostic, Event
 from reconciler.core.fleet import Fleet
 from reconciler.core.pacing import FRESH, Limits, Pace, admitted, after, due_at, renewed
 from reconciler.core.plan import Permissions
 from reconciler.core.revision import revision
 from reconciler.core.spec import Server
 from reconciler.core.survey import HostSurvey, Survey
+from reconciler.probing import Performance
 from reconciler.reconcile import World, act, survey
 from reconciler.sources.base import Commit, Snapshot, Source
 
@@ -88,6 +89,18 @@ class PassEnded:
 Notice = SourceRead | PassBegan | PassEvent | PassEnded
 
 
+class Published(Protocol):
+    """Where what passes see is kept for others."""
+
+    def saw(self, found: Survey, at: float) -> None:
+        """Note what was found at a time; from any thread."""
+        ...
+
+    def write_if_due(self, fleet: Fleet, commit: str, now: float) -> float | None:
+        """Write what is new, but not too often. Give the seconds until it is due; None when nothing is new."""
+        ...
+
+
 # -- what it is made of ------------------------------------------------------------------------------------------
 
 
@@ -102,6 +115,8 @@ class Setup:
     interval_s: float = 60.0
     only: frozenset[str] = frozenset()
     no_pidfd: bool = False
+    probe_every_s: float = 0.0
+    """How often servers that nobody uses are probed for their speed; 0: never."""
 
 
 class Memory(Protocol):
@@ -142,6 +157,8 @@ class Daemon:
     wall: Callable[[], float]
     random: Callable[[], float]
     subscribers: list[Callable[[Notice], None]] = field(default_factory=list)
+    published: Published | None = None
+    performance: Performance = field(default_factory=Performance)
     setup: Setup = field(init=False)
     fleet: Fleet = field(default_factory=Fleet)
     snapshot: Snapshot | None = None
@@ -249,7 +266,15 @@ class Daemon:
                 self._begin(name, state)
             if state.busy is None:
                 pause = min(pause, state.due - clock.now())
-        return max(SOONEST_S, pause)
+        return max(SOONEST_S, min(pause, self._publish()))
+
+    def _publish(self) -> float:
+        """Let what passes saw be written, and give the seconds until that is due."""
+        if self.published is None:
+            return STUCK_S
+        commit = self.snapshot.commit if self.snapshot else None
+        due = self.published.write_if_due(self.fleet, commit.id if commit else "", self.wall())
+        return STUCK_S if due is None else due
 
     def wait(self, seconds: float) -> None:
         """Wait until something is due, or somebody says that something happened."""
@@ -264,6 +289,7 @@ class Daemon:
                 self.beat = self.setup.world.clock.now()
                 wait_for([state.busy], timeout=5.0)
         self._collect()
+        self._publish()
 
     def _reread_setup(self) -> None:
         try:
@@ -337,7 +363,9 @@ class Daemon:
         only = self.setup.only
         named = {s.host for s in self.fleet.servers if not only or s.name in only}
         if not only and self.fleet.complete:
-            named |= {h.name for h in self.fleet.hosts}  # Such as have servers that the specs no longer have.
+            named |= {
+                h.name for h in self.fleet.hosts
+            }  # Such as have servers that the specs no longer have.
         return sorted(named)
 
     # -- passes -------------------------------------------------------------------------------------------------------
@@ -386,8 +414,40 @@ class Daemon:
         found = Survey(tuple(self._admitted(h, wanted, setup.limits) for h in found.hosts))
         self._tell(PassBegan(name, found, commit))
         results = act(found, world, lambda event: self._tell(PassEvent(name, event, commit)))
+        if self.published is not None:
+            acted = any(p.acts for p in found.plan.servers)
+            # What was found before a rollout is no longer there after it.
+            seen = survey(fleet, world, only=only, host=name, allow=allow) if acted else found
+            self.published.saw(seen, self.wall())
         self._remember(name, found, results, setup)
+        if setup.probe_every_s:
+            results = self._probed(name, found, results, world, setup)
         self._tell(PassEnded(name, found, results, commit))
+
+    def _probed(
+        self,
+        name: str,
+        found: Survey,
+        results: tuple[ServerResult, ...],
+        world: World,
+        setup: Setup,
+    ) -> tuple[ServerResult, ...]:
+        """Probe what is due and idle, and say what is new; a commit that comes meanwhile ends it."""
+        state, commit = self.hosts[name], self.snapshot.commit if self.snapshot else None
+
+        def wanted_elsewhere() -> bool:
+            return self.stopping or state.seen != self._version()
+
+        for host in found.hosts:
+            results, news = self.performance.judged(
+                host, results, world, every_s=setup.probe_every_s, busy=wanted_elsewhere
+            )
+            for server, sentence in news:
+                said = Diagnostic(0.0, name, server, "warning", sentence)
+                self._tell(PassEvent(name, said, commit))
+        with self._wake:
+            state.results = {r.server: r for r in results}
+        return results
 
     def _admitted(self, found: HostSurvey, wanted: Mapping[str, str], limits: Limits) -> HostSurvey:
         """Let wait what is not due yet; hold everything when the daemon is about to end."""

@@ -21,8 +21,10 @@ from reconciler.core.findings import Finding, findings
 from reconciler.core.fleet import place_of, worded
 from reconciler.core.grammar import Strictly, nearest, refusal, unseen
 from reconciler.core.policy import Grant, Policy
+from reconciler.core.units_of_measure import duration
 
 SYSTEM_FILE: Final = Path("/etc/reconciler/settings.yaml")
+PROBE_LEAST_S: Final = 600.0
 _PREFIX: Final = "RECONCILER_"
 _FILE_VARIABLE: Final = "RECONCILER_SETTINGS"
 
@@ -182,6 +184,12 @@ class Settings(Strictly):
         description="File with a token (or user:token) for https, readable by its owner alone.",
         examples=["/etc/reconciler/git.token"],
     )
+    age_key_file: str = Field(
+        default="",
+        title="Key for secrets",
+        description="File with the age identity that opens the encrypted secrets of specs (`age`, `sops`), readable by its owner alone.",
+        examples=["/etc/reconciler/age.key"],
+    )
     webhook_secret_file: str = Field(
         default="",
         title="Secret of the webhook",
@@ -221,6 +229,23 @@ class Settings(Strictly):
         description="File with Apprise addresses, one a line, readable by its owner alone: told of rollouts, failures and recoveries.",
         examples=["/etc/reconciler/notify"],
     )
+    report_notes: bool = Field(
+        default=False,
+        title="Notes",
+        description="The daemon keeps a git note of each commit's statuses in its mirror (`refs/notes/reconcile`).",
+    )
+    report_notes_url: str = Field(
+        default="",
+        title="Repository of notes",
+        description="Notes are pushed there as well, with the credentials that fetch, which may then write.",
+        examples=["git@example.org:ops/llm.git"],
+    )
+    state_file: str = Field(
+        default="",
+        title="State file",
+        description="The daemon keeps the state of all hosts in this file after each pass, for `--dry-run --against`.",
+        examples=["/var/lib/reconciler-controller/state.json"],
+    )
     starts_per_hour: int = Field(
         default=6,
         ge=1,
@@ -234,6 +259,12 @@ class Settings(Strictly):
         le=1000,
         title="Heals per hour",
         description="How often the daemon brings one server back within an hour before it leaves it alone and says so.",
+    )
+    probe_interval: str = Field(
+        default="",
+        title="Probe interval",
+        description="How often the daemon measures a gated server that nobody uses, to say whether it became slower; left out: never.",
+        examples=["6h"],
     )
     signing_keys: Patterns = Field(
         default=(),
@@ -258,7 +289,7 @@ class Settings(Strictly):
         description="Which path may claim what. Left out, every spec may claim everything; given, what no entry names is refused.",
     )
 
-    @field_validator("state_dir", "store", "holder", "workloads")
+    @field_validator("state_dir", "store", "holder", "workloads", "state_file", "age_key_file")
     @classmethod
     def _seen(cls, text: str) -> str:
         what = unseen(text)
@@ -266,12 +297,28 @@ class Settings(Strictly):
             raise refusal(f"holds {what}, which no value may")
         return text
 
-    @field_validator("state_dir", "workloads")
+    @field_validator("state_dir", "workloads", "state_file", "age_key_file")
     @classmethod
     def _absolute(cls, text: str) -> str:
         if text and not text.startswith("/"):
             raise refusal("must be an absolute path")
         return text
+
+    @field_validator("probe_interval")
+    @classmethod
+    def _interval(cls, text: str) -> str:
+        try:
+            good = not text or duration(text) >= PROBE_LEAST_S
+        except ValueError as error:
+            raise refusal(str(error)) from error
+        if not good:
+            raise refusal("must be 10m or more: a probe takes seconds from whoever comes")
+        return text
+
+    @property
+    def probe_every_s(self) -> float:
+        """Give the interval of probes in seconds; 0: never."""
+        return duration(self.probe_interval) if self.probe_interval else 0.0
 
     @property
     def spec_policy(self) -> Policy:

@@ -41,6 +41,8 @@ class FakeForge:
     url: str = ""
     comments: list[Kept] = field(default_factory=list)
     statuses: list[dict[str, Any]] = field(default_factory=list)
+    commits: list[str] = field(default_factory=list)
+    """Of each status, the commit that it stands beside."""
     asked: list[tuple[str, str]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     after: list[Fault] = field(default_factory=list)
@@ -177,6 +179,7 @@ class ForgeHandler(BaseHTTPRequestHandler):
             self.answer(400, {"message": why})
             return
         self.forge.statuses.append(self.sent)
+        self.forge.commits.append(self.path.partition("/statuses/")[2][:40])
         self.answer(201, {"id": len(self.forge.statuses), **self.sent})
 
 

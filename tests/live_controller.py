@@ -98,12 +98,12 @@ class Begun:
     readers: list[threading.Thread] = field(default_factory=list)
     grown: threading.Condition = field(default_factory=threading.Condition)
 
-    def wait_for(self, step: str) -> None:
-        """Return when `step` has begun."""
+    def wait_for(self, step: str, *, after: int = 0) -> None:
+        """Return when `step` has begun, in what was said after so many lines."""
         self._wait(
             lambda: any(
                 '"type":"step_started"' in line and f'"step":"{step}"' in line
-                for line in self.lines
+                for line in self.lines[after:]
             ),
             step,
         )

@@ -92,6 +92,7 @@ class Stage:
 
     limits: Limits = field(default_factory=Limits)
     interval_s: float = 60.0
+    probe_every_s: float = 0.0
     world: World = field(default_factory=lambda: World(1))
     source: Pushed = field(default_factory=Pushed)
     memory: Kept = field(default_factory=Kept)
@@ -109,7 +110,14 @@ class Stage:
         )
 
         def setup() -> Setup:
-            return Setup(self.source, load, controller, self.limits, self.interval_s)
+            return Setup(
+                self.source,
+                load,
+                controller,
+                self.limits,
+                self.interval_s,
+                probe_every_s=self.probe_every_s,
+            )
 
         self.daemon = Daemon(
             setup,

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from reconciler.core.fleet import Fleet
     from reconciler.daemon import Daemon, Notice, Setup
     from reconciler.effects.service_manager import ServiceManager
+    from reconciler.effects.state_file import StateFile
     from reconciler.reporting.reporter import Reporter
     from reconciler.settings import Settings
     from reconciler.sources.base import Snapshot, Source
+    from reconciler.sources.git_binary import Credentials
     from reconciler.web.listener import Listener
     from reconciler.wiring import RealClock
 
@@ -61,22 +63,25 @@ def source_of(git: GitPlace | None, specs: Path, setup: Settings, *, accept: boo
 
         return Directory(specs, whole=True)
     from reconciler.sources.git import git_source
-    from reconciler.sources.git_binary import Credentials
-
-    def file(name: str) -> Path | None:
-        return Path(name) if name else None
 
     return git_source(
         git.url,
         git.branch,
         git.path,
         state_dir=Path(setup.state_dir),
-        credentials=Credentials(
-            file(setup.git_key), file(setup.git_known_hosts), file(setup.git_token_file)
-        ),
+        credentials=_credentials(setup),
         signing_keys=setup.signing_keys,
         accept=accept,
     )
+
+
+def _credentials(setup: Settings) -> Credentials:
+    from reconciler.sources.git_binary import Credentials
+
+    def file(name: str) -> Path | None:
+        return Path(name) if name else None
+
+    return Credentials(file(setup.git_key), file(setup.git_known_hosts), file(setup.git_token_file))
 
 
 def fleet_of(snapshot: Snapshot, setup: Settings) -> Fleet:
@@ -104,7 +109,7 @@ def run_watch(options: WatchOptions) -> int:
     setup = settings()
     manager = ServiceManager.of(os.environ)
     with ThreadPoolExecutor(max_workers=setup.hosts_at_once, thread_name_prefix="pass") as pool:
-        reporter = _reporter(setup)
+        reporter = _reporter(setup, options)
         daemon = Daemon(
             read_setup=lambda: _setup(options, settings(), clock),
             memory=PaceFile(Path(setup.state_dir)),
@@ -115,6 +120,7 @@ def run_watch(options: WatchOptions) -> int:
                 printer(as_json=options.json, manager=manager),
                 *([reporter] if reporter is not None else []),
             ],
+            published=_published(setup),
         )
         listener = _listener(options.listen, setup, daemon)
         ended = threading.Event()
@@ -138,12 +144,29 @@ def run_watch(options: WatchOptions) -> int:
     return 0
 
 
-def _reporter(setup: Settings) -> Reporter | None:
+def _published(setup: Settings) -> StateFile | None:
+    """Give where the state of the hosts is kept for builds, as the settings ask for."""
+    if not setup.state_file:
+        return None
+    from importlib.metadata import version
+
+    from reconciler.effects.state_file import StateFile
+
+    return StateFile(Path(setup.state_file), version("inference-reconciler"))
+
+
+def _reporter(setup: Settings, options: WatchOptions) -> Reporter | None:
     """Give whoever tells a forge and people, as the settings ask for."""
     from reconciler.reporting.setup import ReportTo, reporter_of
+    from reconciler.sources.git import GitSource
 
     def file(name: str) -> Path | None:
         return Path(name) if name else None
+
+    source = source_of(options.git, options.specs, setup)
+    if setup.report_notes and not isinstance(source, GitSource):
+        message = "report_notes: notes are kept of commits, and so need --git"
+        raise UsageError(message)
 
     return reporter_of(
         ReportTo(
@@ -154,8 +177,11 @@ def _reporter(setup: Settings) -> Reporter | None:
             token_file=file(setup.report_token_file),
             messages_file=file(setup.notify_file),
             url=setup.report_url,
+            notes_mirror=source.git.mirror if setup.report_notes and isinstance(source, GitSource) else None,
+            notes_url=setup.report_notes_url,
+            credentials=_credentials(setup),
         )
-    )
+    )  # fmt: skip
 
 
 def _setup(options: WatchOptions, setup: Settings, clock: RealClock) -> Setup:
@@ -171,6 +197,7 @@ def _setup(options: WatchOptions, setup: Settings, clock: RealClock) -> Setup:
         interval_s=options.interval_s,
         only=frozenset(options.servers),
         no_pidfd=setup.allow_no_pidfd,
+        probe_every_s=setup.probe_every_s,
     )
 
 

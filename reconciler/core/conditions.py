@@ -43,6 +43,8 @@ class Reason(StrEnum):
     PLAN_STALE = "PlanStale"
     LEASE_HELD = "LeaseHeld"
     HOST_IDENTITY = "HostIdentity"
+    # in sync, and yet
+    PERF_DRIFTED = "PerfDrifted"
     # waiting
     ORPHANED = "Orphaned"
     SUSPENDED = "Suspended"

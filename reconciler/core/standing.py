@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from reconciler.core.conditions import CommitStatus, Outcome, ServerResult, exit_of
+from reconciler.core.conditions import CommitStatus, Outcome, Reason, ServerResult, exit_of
 from reconciler.core.plan import ServerPlan
 
 REPEAT_S: Final = 6 * 3_600.0
@@ -158,6 +158,8 @@ def _trouble(stands: Standing) -> str | None:
     """Name the trouble a server is in, empty for none; None where this says neither."""
     if stands.what in {ROLLING, UNSEEN, Outcome.WAITING.value}:
         return None
+    if stands.reason == Reason.PERF_DRIFTED.value:
+        return f"{stands.reason}:{stands.wanted}"
     if stands.status is CommitStatus.SUCCESS:
         return ""
     return f"{stands.status.value}:{stands.wanted}"

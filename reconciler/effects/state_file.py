@@ -1,0 +1,73 @@
+"""The state of a fleet as a daemon last saw it, kept in a file for builds that may not reach the hosts (`--dry-run --against`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from reconciler.core.fleet import Fleet
+from reconciler.core.saved_state import state_of, state_text
+from reconciler.core.survey import HostSurvey, Survey
+
+log = structlog.get_logger()
+
+PAUSE_S: Final = 5.0
+"""Between two writings: of a thousand hosts one is seen every few milliseconds."""
+UNSEEN: Final = "the daemon has not looked at it yet"
+
+
+@dataclass
+class StateFile:
+    """Collects what passes see, host by host, and writes it as one state, whole or not at all.
+
+    A host that was not seen since the daemon began is in it as silent. The state is as old as the oldest part of it.
+    """
+
+    path: Path
+    tool_version: str
+    seen: dict[str, tuple[float, HostSurvey]] = field(default_factory=dict)
+    written: float | None = None
+    changed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def saw(self, found: Survey, at: float) -> None:
+        """Note what was found at a time; from any thread."""
+        with self._lock:
+            self.seen |= {h.host.name: (at, h) for h in found.hosts}
+            self.changed = True
+
+    def write_if_due(self, fleet: Fleet, commit: str, now: float) -> float | None:
+        """Write what is new, but not too often. Give the seconds until it is due; None when nothing is new."""
+        with self._lock:
+            if not self.changed:
+                return None
+            if self.written is not None and 0 <= now - self.written < PAUSE_S:
+                return PAUSE_S - (now - self.written)
+            self.changed, self.written = False, now
+            names = {h.name for h in fleet.hosts}
+            if fleet.complete:
+                self.seen = {name: part for name, part in self.seen.items() if name in names}
+            seen = dict(self.seen)
+        self._write(_whole(seen, fleet), min((at for at, _ in seen.values()), default=now), commit)
+        return None
+
+    def _write(self, found: Survey, taken_at: float, commit: str) -> None:
+        state = state_of(found, taken_at=taken_at, tool_version=self.tool_version, commit=commit)
+        fresh = self.path.with_name(f".{self.path.name}.new")
+        try:
+            fresh.write_text(state_text(state), encoding="utf-8")
+            fresh.replace(self.path)
+        except OSError as error:
+            log.warning("the state cannot be published", path=str(self.path), error=error.strerror)
+
+
+def _whole(seen: Mapping[str, tuple[float, HostSurvey]], fleet: Fleet) -> Survey:
+    used = {s.host for s in fleet.servers}
+    silent = [HostSurvey(h, (), silence=UNSEEN) for h in fleet.hosts if h.name in used and h.name not in seen]  # fmt: skip
+    hosts = [*silent, *(part for _, part in seen.values())]
+    return Survey(tuple(sorted(hosts, key=lambda h: h.host.name)))
