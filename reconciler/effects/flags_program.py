@@ -32,7 +32,20 @@ def _sglang() -> Any:
 
 
 def _vllm() -> Any:
-    make = importlib.import_module("vllm.entrypoints.openai.cli_args").make_arg_parser
+    # Without a GPU in sight it may know no platform, and then refuses to build its defaults.
+    platform = importlib.import_module("vllm.platforms").current_platform
+    if not platform.device_type:
+        platform.device_type = "cuda"
+    make = None
+    for place in ("vllm.entrypoints.openai.cli_args", "vllm.entrypoints.common.cli_args"):
+        try:
+            make = importlib.import_module(place).make_arg_parser
+            break
+        except ModuleNotFoundError as error:
+            if error.name is None or not place.startswith(error.name):
+                raise  # The place is there, and something that it needs is not.
+    if make is None:
+        raise SystemExit("this vLLM has its argument parser where no version known here had it")
     for place in ("vllm.utils.argparse_utils", "vllm.utils"):
         try:
             return make(importlib.import_module(place).FlexibleArgumentParser())

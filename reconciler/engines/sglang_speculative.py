@@ -141,6 +141,8 @@ def _counted(flag: Flag, key: str) -> bool:
         "eagle_topk",
         "num_draft_tokens",
         "dflash_block_size",
+        "dspark_block_size",
+        "draft_window_size",
     }
 
 
@@ -151,6 +153,8 @@ def _rules(case: Case) -> Iterator[Finding]:
         yield from _ngram(case)
     elif case.algorithm == "DFLASH":
         yield from _dflash(case)
+    elif case.algorithm == "DSPARK":
+        yield from _dspark(case)
     elif case.algorithm == "UNO":
         yield from _uno(case)
     if (
@@ -164,12 +168,24 @@ def _rules(case: Case) -> Iterator[Finding]:
         yield "algorithm", f"{case.algorithm} does not work with DP attention (server_args.py)"
     if case.pp_size > 1:
         yield from _pipeline(case)
+    if (
+        case.args.get("disaggregation-mode") == "decode"
+        and case.on("disaggregation-decode-enable-radix-cache")
+        and case.algorithm not in {"DSPARK", "EAGLE", "EAGLE3", "NEXTN"}
+    ):
+        yield (
+            "algorithm",
+            f"{case.algorithm} does not work with disaggregation-decode-enable-radix-cache (speculative_hook.py)",
+        )
     yield from _sampling(case)
 
 
 def _tree(case: Case) -> Iterator[Finding]:
     steps, topk, tokens = (case.number(k) for k in ("num_steps", "eagle_topk", "num_draft_tokens"))
     if steps is None and topk is None and tokens is None:
+        return
+    if adapts(case):
+        yield from _adaptive(case, steps, tokens)
         return
     if steps is None:
         yield (
@@ -193,6 +209,52 @@ def _tree(case: Case) -> Iterator[Finding]:
         )
     if topk > 1:
         yield from _wide(case)
+
+
+ADAPTIVE_STEPS: Final = (0, 1, 3, 5, 7)
+"""What 0.5.23 chooses among where no configuration file names others (speculative/adaptive_spec_params.py)."""
+
+
+def adapts(case: Case) -> bool:
+    """Say whether the engine will vary the steps; else `adaptive` is switched off with only a warning."""
+    return (
+        case.speculative.get("adaptive") is True
+        and case.version >= V0_5_23
+        and _not_adaptive(case) is None
+    )
+
+
+def _not_adaptive(case: Case) -> str | None:
+    """Name what makes the engine fall back to fixed steps."""
+    if case.algorithm not in EAGLE:
+        return f"{case.algorithm} is not EAGLE, EAGLE3 or NEXTN"
+    if case.number("eagle_topk") not in {None, 1}:
+        return "eagle_topk is not 1"
+    if case.dp_attention:
+        return "attention is data parallel"
+    for flag in ("enable-multi-layer-eagle", "enable-two-batch-overlap", "enable-pdmux"):
+        if case.on(flag):
+            return f"{flag} is on"
+    return None
+
+
+def _adaptive(case: Case, steps: int | None, tokens: int | None) -> Iterator[Finding]:
+    """With adaptive steps the engine fills in topk 1 and steps + 1 itself, and takes steps from its candidates alone."""
+    if (
+        steps is not None
+        and "adaptive_config" not in case.speculative
+        and steps not in ADAPTIVE_STEPS
+    ):
+        told = ", ".join(map(str, ADAPTIVE_STEPS))
+        yield (
+            "num_steps",
+            f"must be one of the adaptive candidates {told}, or one of adaptive_config's (adaptive_spec_params.py)",
+        )
+    if tokens is not None and (steps is None or tokens != steps + 1):
+        yield (
+            "num_draft_tokens",
+            "must be num_steps + 1, or left out: adaptive sets it so (speculative_hook.py)",
+        )
 
 
 def _wide(case: Case) -> Iterator[Finding]:
@@ -230,11 +292,44 @@ def _dflash(case: Case) -> Iterator[Finding]:
     block, tokens = case.number("dflash_block_size"), case.number("num_draft_tokens")
     if block is not None and tokens is not None and block != tokens:
         yield "num_draft_tokens", f"must equal dflash_block_size, {block} (speculative_hook.py)"
-    if case.dp_attention and not case.on("enable-dp-lm-head"):
+    window = case.number("draft_window_size")
+    if window is not None and window < (tokens or block or 1):
+        yield (
+            "draft_window_size",
+            f"must be at least num_draft_tokens, {tokens or block} (speculative_hook.py)",
+        )
+    yield from _shared_head(case)
+
+
+def _shared_head(case: Case) -> Iterator[Finding]:
+    """With DP attention, DFLASH and DSPARK borrow the target's head, which must then be data parallel too."""
+    if not case.dp_attention:
+        return
+    if not case.on("enable-dp-lm-head"):
         yield (
             "algorithm",
-            "DFLASH with DP attention needs args.enable-dp-lm-head (speculative_hook.py)",
+            f"{case.algorithm} with DP attention needs args.enable-dp-lm-head (speculative_hook.py)",
         )
+    if case.args.get("attn-cp-size", 1) != 1:
+        yield (
+            "algorithm",
+            f"{case.algorithm} with DP attention excludes attn-cp-size (speculative_hook.py)",
+        )
+
+
+def _dspark(case: Case) -> Iterator[Finding]:
+    for key in ("num_steps", "eagle_topk"):
+        if case.number(key) not in {None, 1}:
+            yield key, "is forced to 1 with DSPARK (speculative_hook.py)"
+    gamma, tokens = case.number("dspark_block_size"), case.number("num_draft_tokens")
+    if gamma is not None and tokens is not None and tokens != gamma + 1:
+        yield (
+            "num_draft_tokens",
+            f"must be dspark_block_size + 1 = {gamma + 1}, or left out (speculative_hook.py)",
+        )
+    elif tokens is not None and tokens < 2:
+        yield "num_draft_tokens", "must be at least 2 with DSPARK (speculative_hook.py)"
+    yield from _shared_head(case)
 
 
 def _uno(case: Case) -> Iterator[Finding]:
@@ -244,14 +339,54 @@ def _uno(case: Case) -> Iterator[Finding]:
         yield "algorithm", "UNO needs args.uno-lora-path (speculative_hook.py)"
     if case.number("num_draft_tokens") is None:
         yield "num_draft_tokens", "is missing: UNO takes its width from it (speculative_hook.py)"
+    elif (case.number("eagle_topk") or 1) > 1:
+        yield from _uno_tree(case)
+    elif case.number("num_steps") not in {None, 1}:
+        yield "num_steps", "is forced to 1 with UNO and eagle_topk 1 (speculative_hook.py)"
+    if case.dp_attention or case.args.get("attn-cp-size", 1) != 1:
+        yield "algorithm", "UNO excludes DP attention and attn-cp-size (speculative_hook.py)"
+    for flag in (
+        "enable-deterministic-inference",
+        "enable-strict-thinking",
+        "enable-lora",
+        "lora-paths",
+    ):
+        if case.args.get(flag) not in {None, False}:
+            yield "algorithm", f"UNO excludes args.{flag} (speculative_hook.py)"
     if case.args.get("attention-backend") not in {None, "fa3"}:
         yield "algorithm", "UNO needs attention-backend fa3 (speculative_hook.py)"
+
+
+def _uno_tree(case: Case) -> Iterator[Finding]:
+    """A tree of Q nodes from F = steps + 1 levels of K candidates: Q must fit in what F and K can build."""
+    steps, topk = case.number("num_steps"), case.number("eagle_topk") or 1
+    width = case.number("num_draft_tokens") or 1
+    if steps is None:
+        yield "num_steps", "is missing: UNO with eagle_topk > 1 needs it (speculative_hook.py)"
+        return
+    parents = topk * max(steps - 1, 0) + 1
+    most = min(128, 2048 // topk, parents + 1)
+    if not steps + 1 <= width <= most:
+        yield (
+            "num_draft_tokens",
+            f"must be from num_steps + 1 = {steps + 1} to {most} with UNO and eagle_topk {topk} (speculative_hook.py)",
+        )
+    for flag in ("enable-pdmux", "enable-two-batch-overlap"):
+        if case.on(flag):
+            yield "eagle_topk", f"must be 1 for UNO with args.{flag} (speculative_hook.py)"
+    for key in ("accept_threshold_single", "accept_threshold_acc"):
+        if case.speculative.get(key, 1.0) != 1.0:
+            yield key, "must be 1.0 for UNO with eagle_topk > 1 (speculative_hook.py)"
 
 
 def _pipeline(case: Case) -> Iterator[Finding]:
     if case.algorithm in {"DFLASH", "UNO"}:
         if case.algorithm == "DFLASH":
             yield "algorithm", "DFLASH needs pp_size 1 (speculative_hook.py)"
+        return
+    if case.algorithm == "DSPARK":
+        if case.args.get("disaggregation-mode") != "prefill":
+            yield "algorithm", "DSPARK needs pp_size 1, but on a prefill node (speculative_hook.py)"
         return
     if case.version < V0_5_23:
         yield (
@@ -292,6 +427,8 @@ def _sampling(case: Case) -> Iterator[Finding]:
         yield "moe_runner_backend", "may not be flashinfer_trtllm (0.5.10, server_args.py)"
     if "draft_sink_size" in spec and "draft_window_size" not in spec:
         yield "draft_sink_size", "needs draft_window_size (speculative_hook.py)"
+    if _true(case.env.get("SGLANG_ENABLE_PP_SPEC")) and spec.get("adaptive") is True:
+        yield "adaptive", "excludes SGLANG_ENABLE_PP_SPEC (validation_hook.py)"
 
 
 def _hybrid(case: Case) -> list[Finding]:
@@ -339,7 +476,7 @@ def warnings(case: Case) -> list[Finding]:
         found.append(
             ("speculative.algorithm", "is none that this tool knows: a plugin must bring it")
         )
-    if "max-running-requests" not in case.args and case.algorithm in TREES | {"NGRAM", "DFLASH"}:
+    if "max-running-requests" not in case.args and case.algorithm in KNOWN - {"UNO"}:
         found.append(
             (
                 "args.max-running-requests",
@@ -370,11 +507,37 @@ def warnings(case: Case) -> list[Finding]:
         found.append(
             ("speculative.draft_model_revision", "is not pinned: the draft of the day is taken")
         )
-    if case.speculative.get("adaptive") is True and case.number("eagle_topk") not in {None, 1}:
+    hinders = _not_adaptive(case) if case.speculative.get("adaptive") is True else None
+    if hinders is not None:
         found.append(
             (
                 "speculative.adaptive",
-                "works with eagle_topk 1; otherwise the engine falls back to fixed steps",
+                f"will be switched off, since {hinders}: the engine falls back to fixed steps (adaptive_spec_params.py)",
+            )
+        )
+    if case.version < V0_5_10 and not case.on("disable-overlap-schedule"):
+        found.append(
+            (
+                "speculative",
+                "switches the overlap scheduler off up to 0.5.6 (server_args.py)",
+            )
+        )
+    elif case.version[:3] == V0_5_10 and not case.spec_v2:
+        found.append(
+            (
+                "env.SGLANG_ENABLE_SPEC_V2",
+                "is not 1: speculation switches the overlap scheduler off in 0.5.10 (server_args.py)",
+            )
+        )
+    if (
+        "draft_window_size" in case.speculative
+        and case.version >= V0_5_23
+        and case.algorithm not in EAGLE | {"DFLASH"}
+    ):
+        found.append(
+            (
+                "speculative.draft_window_size",
+                f"has no effect with {case.algorithm} (speculative_hook.py)",
             )
         )
     if (case.number("num_draft_tokens") or 0) >= 64:

@@ -165,6 +165,8 @@ def test_what_sglang_would_refuse_is_refused_first(
 EAGLE = {"algorithm": "EAGLE", "draft_model_path": "/d"}
 WIDE = {**EAGLE, "num_steps": 3, "eagle_topk": 4, "num_draft_tokens": 16}
 THREE = {**EAGLE, "num_steps": 3, "eagle_topk": 1}
+UNO = {"algorithm": "UNO", "num_draft_tokens": 4}
+ALONE = {"tp_size": 1, "args": {"uno-lora-path": "/l"}}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +218,31 @@ THREE = {**EAGLE, "num_steps": 3, "eagle_topk": 1}
         ("0.5.23", {"algorithm": "UNO", "num_draft_tokens": 4}, {"tp_size": 1}, "speculative.algorithm", "uno-lora-path"),
         ("0.5.23", {"algorithm": "UNO"}, {"tp_size": 1, "args": {"uno-lora-path": "/l"}}, "speculative.num_draft_tokens", "is missing"),
         ("0.5.23", {"algorithm": "UNO", "num_draft_tokens": 4}, {"tp_size": 1, "args": {"uno-lora-path": "/l", "attention-backend": "triton"}}, "speculative.algorithm", "fa3"),
+        # what DSPARK wants
+        ("0.5.23", {"algorithm": "DSPARK", "dspark_block_size": 7, "num_draft_tokens": 7}, {}, "speculative.num_draft_tokens", "dspark_block_size + 1 = 8"),
+        ("0.5.23", {"algorithm": "DSPARK", "num_draft_tokens": 1}, {}, "speculative.num_draft_tokens", "at least 2"),
+        ("0.5.23", {"algorithm": "DSPARK", "dspark_block_size": 0}, {}, "speculative.dspark_block_size", "at least 1"),
+        ("0.5.23", {"algorithm": "DSPARK", "num_steps": 3}, {}, "speculative.num_steps", "forced to 1"),
+        ("0.5.23", {"algorithm": "DSPARK", "eagle_topk": 2}, {}, "speculative.eagle_topk", "forced to 1"),
+        ("0.5.23", {"algorithm": "DSPARK"}, {"args": {"enable-dp-attention": True}}, "speculative.algorithm", "enable-dp-lm-head"),
+        ("0.5.23", {"algorithm": "DSPARK"}, {"args": {"enable-dp-attention": True, "enable-dp-lm-head": True, "attn-cp-size": 2}}, "speculative.algorithm", "attn-cp-size"),
+        ("0.5.23", {"algorithm": "DSPARK"}, {"tp_size": 2, "pp_size": 2}, "speculative.algorithm", "prefill node"),
+        # adaptive steps
+        ("0.5.23", {**THREE, "num_steps": 4, "adaptive": True}, {}, "speculative.num_steps", "0, 1, 3, 5, 7"),
+        ("0.5.23", {**THREE, "num_draft_tokens": 6, "adaptive": True}, {}, "speculative.num_draft_tokens", "num_steps + 1"),
+        ("0.5.23", {**EAGLE, "num_draft_tokens": 6, "adaptive": True}, {}, "speculative.num_draft_tokens", "num_steps + 1"),
+        ("0.5.23", {**EAGLE, "num_draft_tokens": 6, "adaptive": True}, {"args": {"enable-pdmux": True}}, "speculative.num_steps", "asserts"),
+        ("0.5.23", {**THREE, "adaptive": True}, {"tp_size": 2, "pp_size": 2, "env": {"SGLANG_ENABLE_PP_SPEC": "1"}}, "speculative.adaptive", "SGLANG_ENABLE_PP_SPEC"),
+        # windows, nodes that decode alone, UNO's trees
+        ("0.5.23", {"algorithm": "DFLASH", "draft_model_path": "/d", "num_draft_tokens": 16, "draft_window_size": 8}, {}, "speculative.draft_window_size", "at least num_draft_tokens, 16"),
+        ("0.5.23", {**THREE, "draft_window_size": 0}, {}, "speculative.draft_window_size", "at least 1"),
+        ("0.5.23", {"algorithm": "NGRAM"}, {"args": {"disaggregation-mode": "decode", "disaggregation-decode-enable-radix-cache": True}}, "speculative.algorithm", "decode-enable-radix-cache"),
+        ("0.5.23", {**UNO, "eagle_topk": 2}, ALONE, "speculative.num_steps", "needs it"),
+        ("0.5.23", {**UNO, "eagle_topk": 2, "num_steps": 3, "num_draft_tokens": 7}, ALONE, "speculative.num_draft_tokens", "from num_steps + 1 = 4 to 6"),
+        ("0.5.23", {**UNO, "eagle_topk": 2, "num_steps": 3, "num_draft_tokens": 3}, ALONE, "speculative.num_draft_tokens", "from num_steps + 1 = 4 to 6"),
+        ("0.5.23", {**UNO, "num_steps": 2}, ALONE, "speculative.num_steps", "forced to 1"),
+        ("0.5.23", UNO, {"tp_size": 1, "args": {"uno-lora-path": "/l", "enable-lora": True}}, "speculative.algorithm", "excludes args.enable-lora"),
+        ("0.5.23", UNO, {"tp_size": 1, "args": {"uno-lora-path": "/l", "enable-dp-attention": True}}, "speculative.algorithm", "excludes DP attention"),
         # hybrid models
         ("0.5.23", NEXTN, {"args": {"mamba-radix-cache-strategy": "extra_buffer", "disable-radix-cache": True}}, "args.mamba-radix-cache-strategy", "exclude each other"),
         ("0.5.23", NEXTN, {"args": {"mamba-radix-cache-strategy": "no_buffer", "page-size": 64}}, "args.mamba-radix-cache-strategy", "page-size 1"),
@@ -248,6 +275,12 @@ def test_each_rule_of_speculation_is_told_at_its_field(
         ("0.5.23", {"algorithm": "MY_PLUGIN"}, {}),
         ("0.5.23", {**THREE, "use_rejection_sampling": True, "use_block_verification": True}, {}),
         (None, NEXTN, {}),
+        ("0.5.23", {"algorithm": "DSPARK", "dspark_block_size": 7, "num_draft_tokens": 8}, {}),
+        ("0.5.23", {"algorithm": "DSPARK"}, {"args": {"disaggregation-mode": "prefill"}, "tp_size": 2, "pp_size": 2}),
+        ("0.5.23", {**EAGLE, "adaptive": True}, {}),
+        ("0.5.23", {**EAGLE, "num_steps": 5, "adaptive": True}, {}),
+        ("0.5.23", {**EAGLE, "num_steps": 4, "adaptive": True, "adaptive_config": "/c.json"}, {}),
+        ("0.5.23", {**UNO, "eagle_topk": 2, "num_steps": 3, "num_draft_tokens": 6}, ALONE),
     ],
 )  # fmt: skip
 def test_what_the_engine_takes_is_accepted(
@@ -273,6 +306,13 @@ def test_what_the_engine_takes_is_accepted(
         ({"speculative": {**WIDE, "num_draft_tokens": 64}}, "speculative.num_draft_tokens", "#12349"),
         ({"speculative": {"algorithm": "MY_PLUGIN"}}, "speculative.algorithm", "plugin"),
         ({"env": {"SGLANG_ENABLE_SPEC_V2": "1"}}, "env.SGLANG_ENABLE_SPEC_V2", "does nothing"),
+        ({"speculative": {"algorithm": "DSPARK", "adaptive": True}}, "speculative.adaptive", "DSPARK is not EAGLE"),
+        ({"speculative": {**THREE, "adaptive": True}, "args": {"enable-dp-attention": True}}, "speculative.adaptive", "attention is data parallel"),
+        ({"speculative": {**THREE, "adaptive": True}, "args": {"enable-two-batch-overlap": True}}, "speculative.adaptive", "enable-two-batch-overlap is on"),
+        ({"speculative": {"algorithm": "DSPARK"}, "args": {}}, "args.max-running-requests", "sets it to 48"),
+        ({"speculative": {"algorithm": "NGRAM", "draft_window_size": 512}}, "speculative.draft_window_size", "no effect with NGRAM"),
+        (at("0.5.6.post2", speculative=THREE), "speculative", "overlap scheduler off"),
+        (at("0.5.10.post1"), "env.SGLANG_ENABLE_SPEC_V2", "overlap scheduler off"),
         (at("0.5.10.post1"), "args.mamba-scheduler-strategy", "should be extra_buffer"),
     ],
 )  # fmt: skip
