@@ -7,15 +7,19 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
 from reconciler.core.errors import Problem, ReconcilerError, SpecError, UsageError
 
 if TYPE_CHECKING:
+    from reconciler.cli.watch import GitPlace
     from reconciler.core.fleet import Fleet
     from reconciler.core.spec import Host, Server
     from reconciler.settings import Settings
@@ -90,18 +94,77 @@ def settings() -> Settings:
     return load_settings(os.environ, home=Path.home(), uid=os.getuid())
 
 
-def load_specs(path: Path, setup: Settings) -> Fleet:
-    """Read the specs under a path. A missing or empty one is a spec error: never "delete all" (S13)."""
+@dataclass(frozen=True, slots=True)
+class SpecsAt:
+    """Where a command finds its specs: a folder, or a place in a repository as the daemon has it."""
+
+    path: Path
+    git: GitPlace | None = None
+
+
+HERE: Final = SpecsAt(DEFAULT_SPECS)
+
+
+def placed(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take `--specs`, or `--git`, `--branch` and `--path` as a pass does, for its parameter `specs: SpecsAt`."""
+
+    @wraps(command)
+    def with_place(
+        *, specs: Path, git: str | None, branch: str | None, path: str | None, **rest: Any
+    ) -> None:
+        from reconciler.cli.watch import git_place
+        from reconciler.core.conditions import USAGE
+
+        try:
+            place = git_place(git, branch, path)
+        except UsageError as error:
+            fail(USAGE.code, str(error))
+        command(**rest, specs=SpecsAt(specs, place))
+
+    options = {
+        "specs": (Path, DEFAULT_SPECS, "--specs", "Folder of specs."),
+        "git": (str | None, None, "--git", "Specs from this repository, as the daemon has it."),
+        "branch": (str | None, None, "--branch", "With --git: the branch.  [default: main]"),
+        "path": (str | None, None, "--path", "With --git: the folder in it.  [default: specs]"),
+    }
+    own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "specs"]
+    more = [
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=Annotated[
+                kind, typer.Option(flag, metavar="URL" if name == "git" else None, help=text)
+            ],
+        )
+        for name, (kind, default, flag, text) in options.items()
+    ]
+    parameters = [*(p.replace(kind=Parameter.KEYWORD_ONLY) for p in own), *more]
+    with_place.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    with_place.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_place
+
+
+def load_specs(path: Path | SpecsAt, setup: Settings) -> Fleet:
+    """Read the specs at a place. A missing or empty one is a spec error: never "delete all" (S13)."""
     return load_snapshot(path, setup)[0]
 
 
-def load_snapshot(path: Path, setup: Settings) -> tuple[Fleet, Snapshot]:
-    """Read the specs under a path, and give the files that they were read from as well."""
+def load_snapshot(path: Path | SpecsAt, setup: Settings) -> tuple[Fleet, Snapshot]:
+    """Read the specs at a place, and give the files that they were read from as well. Of a repository nothing is accepted by this."""
+    if isinstance(path, SpecsAt) and path.git is not None:
+        from reconciler.cli.watch import fleet_of, source_of
+
+        snapshot = source_of(path.git, path.path, setup, accept=False).snapshot()
+        if snapshot.stale:
+            sys.stderr.write(f"reconcile: stale: {snapshot.stale}\n")
+        return fleet_of(snapshot, setup), snapshot
+    folder = path.path if isinstance(path, SpecsAt) else path
     from reconciler.core.fleet import load_fleet
     from reconciler.sources.directory import Directory
     from reconciler.wiring import engines
 
-    snapshot = Directory(path).snapshot()
+    snapshot = Directory(folder).snapshot()
     fleet = load_fleet(
         snapshot.files,
         engines=engines(),

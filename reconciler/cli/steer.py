@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reconciler.cli.context import (
+    HERE,
     Output,
+    SpecsAt,
     guarded,
+    load_snapshot,
     load_specs,
     one_server,
     out,
     out_markup,
+    placed,
     settings,
     stoppable,
 )
@@ -33,10 +37,8 @@ if TYPE_CHECKING:
     from reconciler.settings import Settings
 
 ServerName = Annotated[str, typer.Argument(help="A server of the specs.")]
-Specs = Annotated[Path, typer.Option("--specs", help="Folder of specs.")]
 Format = Annotated[Output, typer.Option("--output", "-o", help="text or json.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-SPECS = Path("specs")
 
 
 def register(app: typer.Typer) -> None:
@@ -47,9 +49,10 @@ def register(app: typer.Typer) -> None:
 
 def _register_seeing(app: typer.Typer) -> None:
     @app.command()
+    @placed
     def status(
         servers: Annotated[list[str] | None, typer.Argument(help="Only these servers.")] = None,
-        specs: Specs = SPECS,
+        specs: SpecsAt = HERE,
         output: Format = Output.TEXT,
         export: Annotated[
             str,
@@ -70,7 +73,8 @@ def _register_seeing(app: typer.Typer) -> None:
         guarded(lambda: _status(tuple(servers or ()), specs, output, export))
 
     @app.command()
-    def history(server: ServerName, specs: Specs = SPECS, output: Format = Output.TEXT) -> None:
+    @placed
+    def history(server: ServerName, specs: SpecsAt = HERE, output: Format = Output.TEXT) -> None:
         """Show the last rollouts of a server, as its host recorded them.
 
         Example:
@@ -79,12 +83,13 @@ def _register_seeing(app: typer.Typer) -> None:
         guarded(lambda: _history(server, specs, output))
 
     @app.command()
+    @placed
     def show(
         server: ServerName,
         revision: Annotated[
             str, typer.Argument(help="The first digits of a revision; the applied one if left out.")
         ] = "",
-        specs: Specs = SPECS,
+        specs: SpecsAt = HERE,
         output: Format = Output.TEXT,
         resolved: Annotated[
             bool,
@@ -106,12 +111,13 @@ def _register_seeing(app: typer.Typer) -> None:
         guarded(lambda: _show(server, revision, specs, output))
 
     @app.command()
+    @placed
     def logs(
         server: ServerName,
         lines: Annotated[
             int, typer.Option("--lines", "-n", min=1, max=500, help="How many.")
         ] = 100,
-        specs: Specs = SPECS,
+        specs: SpecsAt = HERE,
     ) -> None:
         """Show the last lines that a server's unit wrote to the journal.
 
@@ -123,6 +129,7 @@ def _register_seeing(app: typer.Typer) -> None:
 
 def _register_steering(app: typer.Typer) -> None:
     @app.command()
+    @placed
     def suspend(
         server: ServerName,
         reason: Annotated[str, typer.Option("--reason", help="Why, for whoever finds it.")] = "",
@@ -136,7 +143,7 @@ def _register_steering(app: typer.Typer) -> None:
                 "--until", metavar="TIME", help="Until when it binds, such as 2026-12-04T18:00."
             ),
         ] = None,
-        specs: Specs = SPECS,
+        specs: SpecsAt = HERE,
     ) -> None:
         """Leave a server alone until `resume`, or for some time: it is observed and not touched. Kept on its host.
 
@@ -149,7 +156,8 @@ def _register_steering(app: typer.Typer) -> None:
         guarded(lambda: _suspend(server, reason, end_of_hold(lasting, until, time.time()), specs))
 
     @app.command()
-    def resume(server: ServerName, specs: Specs = SPECS) -> None:
+    @placed
+    def resume(server: ServerName, specs: SpecsAt = HERE) -> None:
         """End a hold on a server.
 
         Example:
@@ -158,6 +166,7 @@ def _register_steering(app: typer.Typer) -> None:
         guarded(lambda: _write(server, specs, [("hold", None)], f"{server}: the hold is gone"))
 
     @app.command()
+    @placed
     def retry(
         server: ServerName,
         token: Annotated[
@@ -173,7 +182,7 @@ def _register_steering(app: typer.Typer) -> None:
             ),
         ] = False,
         timeout: Annotated[str, typer.Option("--timeout", help="How long to wait.")] = "30m",
-        specs: Specs = SPECS,
+        specs: SpecsAt = HERE,
     ) -> None:
         """Forget that revisions of a server failed here, so that they are tried again by the next pass.
 
@@ -184,6 +193,7 @@ def _register_steering(app: typer.Typer) -> None:
         guarded(lambda: _retry(server, token, specs, wait_s=seconds_of(timeout) if wait else None))
 
     @app.command()
+    @placed
     def rollback(
         server: ServerName,
         to: Annotated[
@@ -192,7 +202,7 @@ def _register_steering(app: typer.Typer) -> None:
                 "--to", metavar="REV", help="The first digits of a revision that the host keeps."
             ),
         ] = "",
-        specs: Specs = SPECS,
+        specs: SpecsAt = HERE,
         yes: Yes = False,
     ) -> None:
         """Bring back the good revision before the applied one, from what the host keeps; git is not needed.
@@ -206,7 +216,8 @@ def _register_steering(app: typer.Typer) -> None:
         guarded(lambda: _rollback(server, to, specs, yes=yes))
 
     @app.command()
-    def restart(server: ServerName, specs: Specs = SPECS, yes: Yes = False) -> None:
+    @placed
+    def restart(server: ServerName, specs: SpecsAt = HERE, yes: Yes = False) -> None:
         """Restart a server by the whole rollout: drained, proven free, measured, applied again.
 
         Example:
@@ -218,21 +229,22 @@ def _register_steering(app: typer.Typer) -> None:
 # -- seeing ------------------------------------------------------------------------------------------------
 
 
-def _status(names: tuple[str, ...], specs: Path, output: Output, export: str = "") -> int:
+def _status(names: tuple[str, ...], specs: SpecsAt, output: Output, export: str = "") -> int:
     from reconciler.cli.run import check_names
     from reconciler.reconcile import survey
     from reconciler.views.status import quarantine_lines, status_json, status_table
     from reconciler.wiring import RealClock, world
 
     setup = settings()
-    fleet = load_specs(specs, setup)
+    fleet, snapshot = load_snapshot(specs, setup)
     check_names(fleet, names)
     found = survey(fleet, world(setup, RealClock()), only=frozenset(names))
     if export:
         from reconciler.cli.saved import export_state
         from reconciler.sources.revision_files import head_of
 
-        export_state(found, export, head_of(specs))
+        commit = snapshot.commit.id if snapshot.commit is not None else head_of(specs.path)
+        export_state(found, export, commit)
     elif output is Output.JSON:
         out(json.dumps(status_json(found), indent=2))
     else:
@@ -247,7 +259,7 @@ def _status(names: tuple[str, ...], specs: Path, output: Output, export: str = "
 
 
 @contextmanager
-def _connected(name: str, specs: Path) -> Iterator[tuple[Server, Host, HostPort, Settings]]:
+def _connected(name: str, specs: SpecsAt) -> Iterator[tuple[Server, Host, HostPort, Settings]]:
     from reconciler.wiring import connected_host
 
     setup = settings()
@@ -275,7 +287,7 @@ def _records_of(found: LiveServer) -> Records:
     return found.known_records
 
 
-def _history(name: str, specs: Path, output: Output) -> int:
+def _history(name: str, specs: SpecsAt, output: Output) -> int:
     from reconciler.views.status import history_lines
 
     with _connected(name, specs) as (server, _, port, _setup):
@@ -297,7 +309,7 @@ def _history(name: str, specs: Path, output: Output) -> int:
     return 0
 
 
-def _show(name: str, prefix: str, specs: Path, output: Output) -> int:
+def _show(name: str, prefix: str, specs: SpecsAt, output: Output) -> int:
     from reconciler.effects.ports import Request
 
     with _connected(name, specs) as (server, _, port, _setup):
@@ -332,8 +344,7 @@ def _show(name: str, prefix: str, specs: Path, output: Output) -> int:
     return 0
 
 
-def _resolved(name: str, revision: str, specs: Path, output: Output) -> int:
-    from reconciler.cli.context import load_snapshot
+def _resolved(name: str, revision: str, specs: SpecsAt, output: Output) -> int:
     from reconciler.core.origin import resolved, resolved_json
     from reconciler.core.revision import revision as revision_of
     from reconciler.views.resolved import resolved_lines
@@ -367,7 +378,7 @@ def kept_revision(name: str, prefix: str, kept: tuple[str, ...]) -> str:
     raise UsageError(message)
 
 
-def _logs(name: str, lines: int, specs: Path) -> int:
+def _logs(name: str, lines: int, specs: SpecsAt) -> int:
     from reconciler.effects.steer import journal_of
     from reconciler.views.terminal import visible
 
@@ -381,7 +392,7 @@ def _logs(name: str, lines: int, specs: Path) -> int:
 
 
 def _write(
-    name: str, specs: Path, records: list[tuple[str, Mapping[str, Any] | None]], said: str
+    name: str, specs: SpecsAt, records: list[tuple[str, Mapping[str, Any] | None]], said: str
 ) -> int:
     from reconciler.effects.steer import write_records
     from reconciler.wiring import holder
@@ -392,7 +403,7 @@ def _write(
     return 0
 
 
-def _suspend(name: str, reason: str, until: float | None, specs: Path) -> int:
+def _suspend(name: str, reason: str, until: float | None, specs: SpecsAt) -> int:
     owner = f"{getpass.getuser()}@{socket.gethostname()}"
     hold = {"version": 1, "owner": owner, "reason": reason, "at": time.time(), "until": until}
     ends = "" if until is None else time.strftime(" until %Y-%m-%dT%H:%MZ", time.gmtime(until))
@@ -440,7 +451,7 @@ def end_of_hold(lasting: str | None, until: str | None, now: float) -> float | N
     return at
 
 
-def _retry(name: str, token: str | None, specs: Path, *, wait_s: float | None) -> int:
+def _retry(name: str, token: str | None, specs: SpecsAt, *, wait_s: float | None) -> int:
     from reconciler.effects.pace_file import PaceFile
 
     with _connected(name, specs) as (server, _, port, setup):
@@ -465,7 +476,7 @@ def _retry(name: str, token: str | None, specs: Path, *, wait_s: float | None) -
 POLL_ANSWER_S = 2.0
 
 
-def _answer_to(name: str, token: str, wait_s: float, specs: Path) -> int:
+def _answer_to(name: str, token: str, wait_s: float, specs: SpecsAt) -> int:
     """Wait until a pass has answered a request, and give the exit code of its outcome."""
     from reconciler.core.conditions import WAITING, Outcome, Reason, ServerResult, exit_of
 
@@ -486,7 +497,7 @@ def _answer_to(name: str, token: str, wait_s: float, specs: Path) -> int:
     return exit_of(ServerResult(name, Outcome(outcome), reason, sentence)).code
 
 
-def _rollback(name: str, to: str, specs: Path, *, yes: bool) -> int:
+def _rollback(name: str, to: str, specs: SpecsAt, *, yes: bool) -> int:
     def choose(records: Records) -> str:
         applied = records.applied.revision if records.applied else ""
         if to:
@@ -522,7 +533,7 @@ def _rollback(name: str, to: str, specs: Path, *, yes: bool) -> int:
     return code
 
 
-def _restart(name: str, specs: Path, *, yes: bool) -> int:
+def _restart(name: str, specs: SpecsAt, *, yes: bool) -> int:
     def choose(records: Records) -> str:
         if records.applied is None:
             message = f"nothing is applied on the host of {name}: run `reconcile` to deploy it"
@@ -533,7 +544,7 @@ def _restart(name: str, specs: Path, *, yes: bool) -> int:
 
 
 def _pinned(
-    name: str, specs: Path, *, yes: bool, choose: Callable[[Records], str], sentence: str
+    name: str, specs: SpecsAt, *, yes: bool, choose: Callable[[Records], str], sentence: str
 ) -> int:
     """Roll out a revision that the host keeps, whatever the specs say by now."""
     from reconciler.cli.run import (
@@ -556,7 +567,7 @@ def _pinned(
     controller = world(setup, clock)
     with stoppable(clock):
         found = pinned_survey(fleet, server, controller, choose, sentence)
-        show_text_plan(found, PassOptions(specs=specs, servers=(name,)))
+        show_text_plan(found, PassOptions(specs=specs.path, git=specs.git, servers=(name,)))
         if found.plan.acts and not yes and not confirmed():
             return declined(found, fleet)
         results = act_on(found, controller, stream=False)
