@@ -18,6 +18,7 @@ from reconciler.core.desired import Budgets, SecretsFile, Target, text_sha256
 from reconciler.core.diff import Divergence, Excuse, RunningWith
 from reconciler.core.live import Gpu, Known, LiveHost, LiveServer
 from reconciler.core.plan import Wish
+from reconciler.core.release import strangers_on
 from reconciler.core.revision import (
     Change,
     canonical,
@@ -86,8 +87,23 @@ def wish_of(server: Server, engine: Engine, live: LiveHost) -> Wish:
         problem=problem,
         protect=server.protect,
         excuse=Excuse(tuple(sorted(server.drift_ignore.items()))),
+        strangers=_strangers(server, target, found, live),
         stranger_differs=_stranger_differs(server, engine, target, live),
     )
+
+
+def _strangers(
+    server: Server, target: Target | None, found: LiveServer | None, live: LiveHost
+) -> tuple[str, ...]:
+    """Say who else has a card of a server open that serves; before a start that is preflight's to refuse."""
+    records = found.known_records if found is not None else None
+    if target is None or found is None or records is None or records.applied is None:
+        return ()
+    if records.applied.revision != target.revision:
+        return ()  # Other cards may be wanted by now, and rightly in use.
+    if found.phase != "running" or records.intent is not None:
+        return ()
+    return strangers_on(live, server.name, server.unit, found.context, target.gpu_uuids)
 
 
 def excused(wish: Wish, found: LiveServer, recorded: Target | None) -> Wish:

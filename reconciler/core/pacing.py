@@ -95,7 +95,8 @@ def after(
         return replace(pace, flapping=True)
     if not plan.acts:
         return _quiet(pace, result, now)
-    if plan.action in DISRUPTIVE:
+    if plan.action in DISRUPTIVE and result.outcome is not Outcome.REFUSED:
+        # What preflight refused has touched nothing: it is tried again later and later, and uses nothing up (L9).
         pace = replace(pace, starts=(*_recent(pace.starts, now, limits), now))
         if is_heal(plan):
             pace = replace(pace, heals=(*_recent(pace.heals, now, limits), now))

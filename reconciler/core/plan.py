@@ -89,6 +89,8 @@ class Wish:
     problem: tuple[Reason, str] | None = None
     protect: bool = False
     excuse: Excuse = NO_EXCUSE
+    strangers: tuple[str, ...] = ()
+    """Who else has one of its GPUs open while it serves."""
     stranger_differs: tuple[str, ...] | None = None
     """How a running server that was not made by this tool differs from what is wanted; None where none runs."""
 
@@ -223,7 +225,11 @@ def plan_server(
         base,
         drift=tuple(
             d
-            for d in (*drift_of(live, applied, wish.excuse), *wish.running_with.drift())
+            for d in (
+                *drift_of(live, applied, wish.excuse),
+                *wish.running_with.drift(),
+                *(Drift("gpu-taken", s) for s in wish.strangers),
+            )
             if wish.drift != "off" or d.what in LIFECYCLE
         ),
         unit_before=live.permanent.value or "",
@@ -520,7 +526,7 @@ def _same_revision(base: ServerPlan) -> ServerPlan:
             sentence="restarted since it was applied; proven again without touching it",
             steps=_steps(base, Action.VERIFY),
         )
-    if kinds & {"drop-in", "port", "other-flags"} and base.wish.drift != "off":
+    if kinds & {"drop-in", "port", "other-flags", "gpu-taken"} and base.wish.drift != "off":
         sentences = "; ".join(d.sentence for d in base.drift)
         if base.wish.drift == "heal":
             sentences += ". This cannot be healed from here, since it is not the unit's own file: take it away on the host"

@@ -137,6 +137,20 @@ def holders_on(live: LiveHost, gpus: Sequence[str]) -> tuple[Mapping[str, Any], 
     )
 
 
+def strangers_on(
+    live: LiveHost, server: str, unit: str, context: Mapping[str, Any], gpus: Sequence[str]
+) -> tuple[str, ...]:
+    """Say who else has a card of a server open that is provably not its own; who cannot be judged is not accused."""
+    judged = ownership_context(server, unit, context, live)
+    found = []
+    for holder in holders_on(live, gpus):
+        cls, why = readings.classify_holder(dict(holder), judged)
+        if cls == "foreign" and holder.get("minors"):
+            who = str(holder.get("exe") or holder.get("comm") or "a process")[:80]
+            found.append(f"pid {holder.get('pid')} ({who}, in {holder.get('cgroup')}) has a GPU of it open ({why}); it is never touched")  # fmt: skip
+    return tuple(sorted(found))
+
+
 def trouble_of(card: Mapping[str, Any]) -> str | None:
     """Say what a card says of itself that no server may start on; None when it says nothing of the kind."""
     action = card.get("recovery_action")
