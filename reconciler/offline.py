@@ -28,6 +28,7 @@ from reconciler.core.review import (
     worst_effect,
 )
 from reconciler.core.revision import Change, revision, whole
+from reconciler.core.sealed import is_sealed
 from reconciler.core.spec import Host, Server
 from reconciler.core.survey import Survey
 from reconciler.engines.base import Engine
@@ -41,6 +42,7 @@ Load = Callable[[Mapping[str, bytes]], Fleet]
 _SHARED: Final = re.compile(rb"Profile|Host|\\")
 _PROFILE: Final = re.compile(rb"Profile|\\")
 _EXTENDS: Final = re.compile(rb"extends|\\")
+_SEALED: Final = re.compile(rb"age|sops|\\")
 EMPTY: Final = Fleet()
 
 
@@ -56,10 +58,15 @@ def base_of(
     profiles_moved = any(
         _PROFILE.search(files[name]) for files in (base, head) for name in moved if name in files
     )
+    secrets_moved = any(is_sealed(name) for name in moved)
     read = {
         name: content
         for name, content in base.items()
-        if name in moved or _SHARED.search(content) or (profiles_moved and _EXTENDS.search(content))
+        if name in moved
+        or is_sealed(name)
+        or _SHARED.search(content)
+        or ((profiles_moved or secrets_moved) and _EXTENDS.search(content))
+        or (secrets_moved and _SEALED.search(content))
     }
     fleet = load(read) if read else EMPTY
     return fleet, frozenset(name for name in same if name not in read)

@@ -28,6 +28,7 @@ from reconciler.core.errors import (
     HostIdentityError,
     HostUnreachableError,
     LeaseHeldError,
+    ReconcilerError,
     StoreError,
 )
 from reconciler.core.event import (
@@ -57,6 +58,7 @@ from reconciler.core.pruning import Orphan, Pruning, limited, orphan_plan, orpha
 from reconciler.core.revision import policy_digest, restored
 from reconciler.core.rollout import resume
 from reconciler.core.schedule import Facts, beside, scheduled, waiting
+from reconciler.core.sealed import Sealed, digests_in
 from reconciler.core.spec import Host, Server
 from reconciler.core.survey import HostSurvey, Survey
 from reconciler.effects.carry import Turn, carry
@@ -104,6 +106,20 @@ class Connect(Protocol):
 def sole_process(_host: str) -> AbstractContextManager[bool]:
     """Be the only process there is, as in a rehearsal."""
     return nullcontext(enter_result=True)
+
+
+class Unseal(Protocol):
+    """Whoever opens what lies encrypted in the repository: `sources/unseal.py` with the operator's key, `lab` by making it up."""
+
+    def __call__(self, sealed: Sealed) -> str:
+        """Give the secret. Raises a `ReconcilerError` that says why it cannot be opened, and nothing of it."""
+        ...
+
+
+def unopened(sealed: Sealed) -> str:
+    """Open nothing, as in a world that can only be looked at."""
+    message = f"{sealed.file} cannot be opened here"
+    raise StoreError(message)
 
 
 @dataclass
@@ -155,6 +171,7 @@ class World:
     """The time in seconds since the epoch; 0 where it is not known, and then no window is open and no hold has run out."""
     pruning: Pruning = field(default_factory=Pruning)
     turns: Turns = field(default_factory=Turns)
+    unseal: Unseal = unopened
     hosts_at_once: int = 16
     """Hosts are waited for, not computed on: a thread each, bounded so that a fleet of hundreds opens no flood of logins."""
 
@@ -201,7 +218,7 @@ def survey(
 
     def look(item: tuple[Host, tuple[Server, ...]]) -> HostSurvey:
         at, servers = item
-        found = _survey_host(at, servers, world, allow)
+        found = replace(_survey_host(at, servers, world, allow), sealed=fleet.sealed)
         if not whole_fleet or found.live is None or (host and at.name != host):
             return found
         named = frozenset(s.name for s in fleet.servers if s.host == at.name) | fleet.held
@@ -584,6 +601,13 @@ def _carry_all(
             for attempt in attempts_of(acting, {p.wish.server: world.new_id() for p in acting}):
                 members = {m.server for m in attempt.members}
                 mine = [p for p in acting if p.wish.server in members]
+                try:
+                    opened = opened_for(mine, found.sealed, world.unseal)
+                except ReconcilerError as error:
+                    if not attempt.resumed:
+                        done.update({p.wish.server: still(_locked(p, error)) for p in mine})
+                        continue
+                    opened = {}  # What it installed is on the host; what is missing there is refused there.
                 if not world.turns.begin(mine):
                     done.update({p.wish.server: still(_outrun(p)) for p in mine})
                     continue
@@ -598,6 +622,7 @@ def _carry_all(
                     flags=world.flags,
                     on_progress=watcher.progress,
                     leaving=world.leaving,
+                    secrets=opened,
                 )
                 state = resume(attempt) if attempt.resumed else replace(attempt, alone=alone)
                 try:
@@ -622,6 +647,24 @@ def _carry_all(
             )
             done.setdefault(plan.wish.server, unknown)
     return done
+
+
+def opened_for(
+    plans: Iterable[ServerPlan], sealed: Mapping[str, Sealed], unseal: Unseal
+) -> dict[str, str]:
+    """Open the secrets that servers about to be changed have in the repository, by digest.
+
+    Raises:
+        ReconcilerError: One cannot be opened; then nothing is begun.
+    """
+    targets = [p.wish.target for p in plans if p.wish.target is not None]
+    wanted = sorted({d for t in targets for d in digests_in(t.spec)})
+    return {digest: unseal(sealed[digest]) for digest in wanted if digest in sealed}
+
+
+def _locked(plan: ServerPlan, error: ReconcilerError) -> ServerPlan:
+    why = f"{error}. Nothing was stopped"
+    return replace(plan, outcome=Outcome.REFUSED, reason=Reason.PREFLIGHT, sentence=why)
 
 
 def _outrun(plan: ServerPlan) -> ServerPlan:

@@ -30,7 +30,7 @@ from reconciler.core.revision import (
 )
 from reconciler.core.spec import Server
 from reconciler.core.steps import group_number
-from reconciler.engines.base import Engine, Launch, secrets_env_path
+from reconciler.engines.base import Engine, Launch, host_credentials, secrets_env_path
 from reconciler.engines.catalogue import flag_history
 from reconciler.engines.told import differences, equal, flattened, shown, written
 from reconciler.systemd import (
@@ -293,7 +293,7 @@ def target_of(server: Server, engine: Engine, uuids: Sequence[str]) -> Target:
         user=server.runtime.user,
         working_directory=server.runtime.working_directory,
         environment_file=secrets_env_path(server.name) if launch.secret_env else None,
-        credentials=launch.credentials or None,
+        credentials={**launch.credentials, **host_credentials(server)} or None,
         group_id=group_number(server.name),
         no_new_privileges=launch.no_new_privileges,
     )

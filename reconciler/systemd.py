@@ -195,7 +195,8 @@ def _service(unit: ServerUnit) -> Iterable[tuple[str, str]]:
     for name, source in sorted((unit.credentials or {}).items()):
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
             raise UnitTextError(f"{name!r} is not the name of a credential")
-        yield "LoadCredential", f"{name}:{path_text(source)}"
+        # Without a path systemd looks for it by its name, and starts nothing where there is none.
+        yield "LoadCredential", f"{name}:{path_text(source)}" if source else name
     # The second mark: the mount namespace of an escaped worker is the main process's, not the host's.
     yield "PrivateMounts", "yes"
     yield "Restart", "on-failure"

@@ -72,6 +72,7 @@ def world(settings: Settings, clock: RealClock) -> World:
     from reconciler.effects import gate
     from reconciler.effects.inspect import FlagFile
     from reconciler.reconcile import World
+    from reconciler.sources.unseal import Unsealer
 
     state_dir = Path(settings.state_dir)
 
@@ -99,6 +100,7 @@ def world(settings: Settings, clock: RealClock) -> World:
         wall=time.time,
         pruning=Pruning(settings.prune, settings.prune_limit),
         hosts_at_once=settings.hosts_at_once,
+        unseal=Unsealer(Path(settings.age_key_file) if settings.age_key_file else None),
     )
 
 

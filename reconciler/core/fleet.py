@@ -29,7 +29,15 @@ from reconciler.core.findings import (
 from reconciler.core.grammar import Loc, gpu_key, nearest
 from reconciler.core.policy import Policy
 from reconciler.core.relations import relation_problems
-from reconciler.core.spec import API_VERSION, EngineRules, Host, Server
+from reconciler.core.sealed import (
+    NotSealedError,
+    Sealed,
+    SealedFiles,
+    is_sealed,
+    secrets_of,
+    with_secrets,
+)
+from reconciler.core.spec import API_VERSION, EngineRules, Host, Secret, Server
 from reconciler.core.yaml_text import Key, Node, Scalar
 from reconciler.core.yaml_text import Mapping as Tree
 
@@ -63,6 +71,8 @@ class Fleet:
     warnings: tuple[Problem, ...] = ()
     held: frozenset[str] = frozenset()
     places: Mapping[str, Place] = field(default_factory=dict)
+    sealed: Mapping[str, Sealed] = field(default_factory=dict)
+    """The encrypted secrets of `servers`, by digest."""
 
     @property
     def complete(self) -> bool:
@@ -91,11 +101,13 @@ def load_fleet(
         root: The folder that the paths begin with; grants speak of paths below it.
         unread: What the source found and would not read; the fleet is not complete then.
     """
-    reading = _Reading(engines, policy, root.rstrip("/") + "/" if root else "")
+    below = root.rstrip("/") + "/" if root else ""
+    reading = _Reading(engines, policy, below, SealedFiles(files, below))
     with _no_collections():
         reading.problems.extend(unread)
         for file in sorted(files):
-            reading.read(file, files[file])
+            if not is_sealed(file):
+                reading.read(file, files[file])
         if reading.is_empty and not reading.problems:
             message = "no specs found; nothing is planned, and nothing is removed"
             reading.problems.append(Problem(root or "specs", 0, 0, message))
@@ -158,12 +170,18 @@ class _Reading:
     """One load under way. Each `judge_…` leans on those before it."""
 
     def __init__(
-        self, engines: Mapping[str, EngineRules], policy: Policy | None, root: str
+        self,
+        engines: Mapping[str, EngineRules],
+        policy: Policy | None,
+        root: str,
+        sealed: SealedFiles,
     ) -> None:
         self.problems: list[Problem] = []
         self._engines = engines
         self._policy = policy
         self._root = root
+        self._sealed_files = sealed
+        self._sealed: dict[str, Sealed] = {}
         self._documents: dict[str, dict[str, _Document]] = {kind: {} for kind in KINDS}
         self._bad_files: set[str] = set()
         self._held: set[str] = set()
@@ -355,6 +373,7 @@ class _Reading:
         if server is None:
             return
         self._check_policy(document, server, tree)
+        server = self._with_digests(document, server, tree)
         host_place = place_of(tree, Finding(("host",), "host", ""))
         self._servers[document.name] = _ReadServer(
             server, host_place, _claims(server, tree), self._warnings(server, tree)
@@ -371,6 +390,28 @@ class _Reading:
             at, text = place_of(tree, finding), worded(finding)
             found.append(Problem(at.file, at.line, at.column, text, server.name))
         return tuple(found)
+
+    def _with_digests(self, document: _Document, server: Server, tree: Tree) -> Server:
+        """Find each encrypted secret, and write into the server which one it is."""
+        known: dict[str, Secret] = {}
+        for path, secret in secrets_of(server).items():
+            if not secret.in_repository:
+                continue
+            field = "age" if secret.age is not None else "sops"
+            try:
+                digest, sealed = self._sealed_files.find(secret)
+            except NotSealedError as error:
+                message = str(error)
+            else:
+                if secret.sha256 in {None, digest}:
+                    self._sealed[digest] = sealed
+                    known[path] = secret.model_copy(update={"sha256": digest})
+                    continue
+                field, message = "sha256", f"is not that of what is encrypted there, {digest}"
+            finding = Finding(split_path(_fields(tree), f"{path}.{field}"), "sealed", message)
+            self._say(place_of(tree, finding), worded(finding), document)
+            self._held.add(server.name)
+        return with_secrets(server, known) if known else server
 
     def _check_policy(self, document: _Document, server: Server, tree: Tree) -> None:
         refused = self._policy.refusals(server, self._below_root(document)) if self._policy else []
@@ -464,6 +505,7 @@ class _Reading:
                 name: Place(document.file, document.tree.line, document.tree.column)
                 for name, document in sorted(self._documents["Server"].items())
             },
+            sealed=self._sealed,
         )
 
 

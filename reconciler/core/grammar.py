@@ -136,6 +136,9 @@ def _name(pattern: str, rule: str, longest: int, examples: list[Any]) -> Any:
 
 _PATH: Final = r"/|(?:/(?!\.\.?(?:/|$))[A-Za-z0-9._+@=,:~-]+)+"
 
+_BELOW: Final = r"(?:[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*/)*[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*"
+"""A path below a folder: no part is hidden, empty, `.` or `..`."""
+
 _LABEL: Final = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 IS_LABEL: Final = re.compile(rf"{_LABEL}\Z", re.ASCII)
 
@@ -145,6 +148,11 @@ if TYPE_CHECKING:
     Label = str
     UnitName = str
     AbsolutePath = str
+    CredentialName = str
+    AgeFile = str
+    SopsFile = str
+    SopsKey = str
+    Sha256 = str
     ModelSource = str
     ServedName = str
     RevisionName = str
@@ -172,6 +180,28 @@ else:
         1024,
         ["/opt/sglang/bin/python"],
     )
+    CredentialName = _name(
+        r"[A-Za-z0-9_-][A-Za-z0-9_.-]*", "the name of a systemd credential", 100, ["hf-token"]
+    )
+    AgeFile = _name(
+        rf"{_BELOW}\.age",
+        "a path below the folder of the specs, ending in .age, without `..`",
+        400,
+        ["secrets/hf-token.age"],
+    )
+    SopsFile = _name(
+        rf"{_BELOW}\.sops\.(yaml|yml|json)",
+        "a path below the folder of the specs, ending in .sops.yaml or .sops.json, without `..`",
+        400,
+        ["secrets/llm.sops.yaml"],
+    )
+    SopsKey = _name(
+        r"(?!sops(\.|\Z))[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*",
+        "keys of the file with dots between them, of letters, digits, `_` and `-`",
+        200,
+        ["hf.token"],
+    )
+    Sha256 = _name(r"[0-9a-f]{64}", "a SHA-256 in 64 hex digits", 64, ["3f" * 32])
     EngineName = _name(r"[a-z][a-z0-9_-]*", "an engine's name", 40, ["sglang", "vllm"])
     EngineVersion = _name(r"[0-9][A-Za-z0-9.+!_-]*", "a version such as 0.5.23", 60, ["0.5.23"])
     ServedName = _name(

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from reconciler.core import yaml_text
 from reconciler.core.fleet import MAX_CHAIN, Fleet, Place
+from reconciler.core.sealed import is_sealed
 from reconciler.core.spec import Server
 from reconciler.core.yaml_text import Mapping as Tree
 from reconciler.core.yaml_text import Node, Scalar
@@ -63,6 +64,8 @@ def _chain(files: Mapping[str, bytes], name: str) -> list[tuple[str, Tree]]:
     servers: dict[str, Tree] = {}
     profiles: dict[str, Tree] = {}
     for file, content in sorted(files.items()):
+        if is_sealed(file):
+            continue
         if b"Profile" not in content and name.encode() not in content and b"\\" not in content:
             continue
         for document in yaml_text.parse(content, file).documents:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from reconciler.core.sealed import secrets_of
+
 if TYPE_CHECKING:
     from reconciler.core.spec import Host, Server
 
@@ -92,6 +94,11 @@ def _outside(server: Server, grant: Grant) -> list[tuple[str, str]]:
         found.append(("listen.port", f"{suffix} this port"))
     if server.model is not None and not _one_of(server.model, grant.model_sources):
         found.append(("model", f"{suffix} this source of models"))
+    for path, secret in secrets_of(server).items():
+        # Whoever may name a file here can read it on their own server: so it must be theirs.
+        file = secret.age or secret.sops
+        if file is not None and not _pattern(grant.path, "/").match(file):
+            found.append((f"{path}.{'age' if secret.age else 'sops'}", f"{suffix} this file"))
     return found
 
 

@@ -34,6 +34,8 @@ from reconciler.core.grammar import (
     SECRET_FLAG,
     URL_CREDENTIAL,
     AbsolutePath,
+    AgeFile,
+    CredentialName,
     Duration,
     EngineName,
     EngineVersion,
@@ -50,6 +52,9 @@ from reconciler.core.grammar import (
     Percentage,
     RevisionName,
     ServedName,
+    Sha256,
+    SopsFile,
+    SopsKey,
     SpeculativeKey,
     SshAddress,
     Strictly,
@@ -91,14 +96,72 @@ class EngineRules(Protocol):
 # -- parts of a server -----------------------------------------------------------------------------------
 
 
-class SecretFile(Strictly):
-    """A place on the host where a secret lies. Never the secret: that stays on its host."""
+class Secret(Strictly):
+    """Where a secret comes from: the host, or an encrypted file of the repository. Never the secret itself."""
 
-    file: AbsolutePath = Field(
+    file: AbsolutePath | None = Field(
+        default=None,
         title="File on the host",
         description="Absolute path of a file on the host that holds the secret and nothing else.",
         examples=["/etc/reconciler/qwen.key"],
     )
+    credential: CredentialName | None = Field(
+        default=None,
+        title="systemd credential",
+        description="A credential that systemd finds on the host by this name (/etc/credstore, or passed to the host). The variable then holds the path "
+        "of the credential's file, since systemd shows the value nowhere else; this tool never reads it.",
+        examples=["hf-token"],
+    )
+    age: AgeFile | None = Field(
+        default=None,
+        title="age file",
+        description="A file below the folder of the specs, encrypted by age, that holds the secret and nothing else. Opened with `age_key_file` of the "
+        "operator's settings on its way to the host.",
+        examples=["secrets/hf-token.age"],
+    )
+    sops: SopsFile | None = Field(
+        default=None,
+        title="SOPS file",
+        description="A file below the folder of the specs, encrypted by SOPS for age keys; `key` says which value.",
+        examples=["secrets/llm.sops.yaml"],
+    )
+    key: SopsKey | None = Field(
+        default=None,
+        title="Key in the SOPS file",
+        description="The way to the value, with dots between the keys.",
+        examples=["hf.token"],
+    )
+    sha256: Sha256 | None = Field(
+        default=None,
+        title="Digest of what is encrypted",
+        description="Filled in when the specs are read, so that a changed secret is a change of the server. Written out, it must be right.",
+    )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        ways = [
+            way for way in ("file", "credential", "age", "sops") if getattr(self, way) is not None
+        ]
+        found: list[tuple[Loc, str]] = []
+        if not ways:
+            found.append(((), "names one of `file`, `credential`, `age` and `sops`"))
+        elif len(ways) > 1:
+            found.append(((ways[1],), f"`{ways[0]}` is given too; a secret lies in one place"))
+        if self.sops is not None and self.key is None:
+            found.append((("sops",), "needs `key`, the way to one value of the file"))
+        if self.key is not None and self.sops is None:
+            found.append((("key",), "is the key in a SOPS file, and none is named"))
+        if self.sha256 is not None and not self.in_repository:
+            found.append((("sha256",), "is of an encrypted file, and none is named"))
+        if self.file is not None and self.file.startswith("/var/lib/reconciler/"):
+            found.append((("file",), "lies among this tool's own files, which no spec may name"))
+        raise_all(found)
+        return self
+
+    @property
+    def in_repository(self) -> bool:
+        """Say whether the secret lies encrypted in the repository."""
+        return self.age is not None or self.sops is not None
 
 
 class Engine(Strictly):
@@ -240,12 +303,21 @@ class Listen(Strictly):
         examples=["0.0.0.0"],  # noqa: S104  (an example; the default is loopback)
     )
     port: int = Field(ge=1, le=65535, title="Port", description="The TCP port.", examples=[30000])
-    api_key: SecretFile | None = Field(
+    api_key: Secret | None = Field(
         default=None,
         title="API key",
-        description="A file on the host with the key that clients must send; never the key itself.",
-        examples=[{"file": "/etc/reconciler/qwen.key"}],
+        description="Where the key lies that clients must send; never the key itself.",
+        examples=[{"file": "/etc/reconciler/qwen.key"}, {"age": "secrets/qwen.age"}],
     )
+
+    @field_validator("api_key")
+    @classmethod
+    def _readable(cls, key: Secret | None) -> Secret | None:
+        """Refuse a key that this tool could not send: every check of readiness needs it."""
+        if key is not None and key.credential is not None:
+            why = "cannot be read by this tool, which must send the key too; use `file`, `age` or `sops`"
+            raise_all([(("credential",), why)])
+        return key
 
 
 class Timeouts(Strictly):
@@ -838,11 +910,14 @@ class Server(Strictly):
         description="Environment variables. What loads code, chooses GPUs or holds secrets is refused here.",
         examples=[{"NCCL_SOCKET_IFNAME": "eth0"}],
     )
-    secrets: dict[EnvName, SecretFile] = Field(
+    secrets: dict[EnvName, Secret] = Field(
         default={},
         title="Secrets",
-        description="Environment variables whose values lie in files on the host.",
-        examples=[{"HF_TOKEN": {"file": "/etc/reconciler/hf-token"}}],
+        description="Environment variables whose values lie on the host, or encrypted in the repository.",
+        examples=[
+            {"HF_TOKEN": {"file": "/etc/reconciler/hf-token"}},
+            {"HF_TOKEN": {"sops": "secrets/llm.sops.yaml", "key": "hf.token"}},
+        ],
     )
     timeouts: Timeouts = Field(
         default=Timeouts(),

@@ -21,7 +21,7 @@ Schema = dict[str, Any]
 DRAFT: Final = "http://json-schema.org/draft-07/schema#"
 _NEEDED: Final = ("host", "gpus", "engine", "listen")
 """Of a server that extends nothing."""
-_ATOMS: Final = frozenset({"GateRun", "SecretFile", "Ssh", "Proxmox", "Host"})
+_ATOMS: Final = frozenset({"GateRun", "Secret", "Ssh", "Proxmox", "Host"})
 """Models that no profile completes: what they need is needed right there."""
 _MEANING: Final = {
     "output_tps": "Tokens per second over all streams, in the steady window.",

@@ -8,6 +8,7 @@ from typing import Any
 
 from reconciler.core.live import LiveHost
 from reconciler.core.plan import Plan, ServerPlan
+from reconciler.core.sealed import Sealed
 from reconciler.core.spec import Host
 
 
@@ -23,6 +24,8 @@ class HostSurvey:
     live: LiveHost | None = None
     silence: str = ""
     baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sealed: Mapping[str, Sealed] = field(default_factory=dict)
+    """The fleet's encrypted secrets, by digest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from reconciler.bench.load_plan import Api, Endpoint
 from reconciler.core.errors import HostUnreachableError, UsageError
 from reconciler.core.spec import Server
 from reconciler.effects.ports import HostPort, Request
-from reconciler.engines.base import served_name
+from reconciler.engines.base import secret_path, served_name
 
 KEY_DEADLINE_S = 20.0
 
@@ -64,7 +64,8 @@ def bearer_of(server: Server, host: HostPort) -> str | None:
     """Fetch the API key for the time of a measurement: over the host's own connection, into memory, nowhere else."""
     if server.listen.api_key is None:
         return None
-    request = Request("api-key", {"server": server.name, "path": server.listen.api_key.file})
+    path = secret_path(server.name, server.listen.api_key)
+    request = Request("api-key", {"server": server.name, "path": path})
     answer = host.call(request, deadline_s=KEY_DEADLINE_S)
     if answer.outcome != "done":
         raise HostUnreachableError(

@@ -60,11 +60,12 @@ from reconciler.core.errors import (
 )
 from reconciler.core.live import LiveHost, join_layers, parse_live
 from reconciler.core.revision import restored
+from reconciler.core.sealed import digests_in
 from reconciler.core.spec import Server
 from reconciler.effects.channel import encode_body
 from reconciler.effects.inspect import check_flags, inspect, known_flags
 from reconciler.effects.ports import Answer, HostPort, LeftError, Ports, Request
-from reconciler.engines.base import Engine, HttpRequest, NotYet, Ready, Wrong
+from reconciler.engines.base import Engine, HttpRequest, NotYet, Ready, Wrong, secret_path
 
 JOURNAL_LINES = 40
 JOURNAL_DEEP = 500
@@ -196,6 +197,8 @@ class Performer:
         if member.fence is None:
             raise AssertionError(f"{type(effect).__name__} of {effect.server} without a fence")
         verb, args = verb_of(effect)
+        if isinstance(effect, Install):
+            args = with_secrets(args, effect.target, self.ports.secrets)
         limit = deadline_s(effect)
         request = Request(
             verb,
@@ -295,7 +298,9 @@ def fetch_args(server: Server, request: HttpRequest) -> dict[str, Any]:
         "body": encode_body(request.body),
         "timeout_s": min(request.timeout_s, 15.0),
         "max_bytes": PROBE_BODY_BYTES,
-        "bearer_file": key.file if key is not None and request.authorized else None,
+        "bearer_file": secret_path(server.name, key)
+        if key is not None and request.authorized
+        else None,
     }
 
 
@@ -434,6 +439,12 @@ def verb_of(effect: Mutation) -> tuple[str, dict[str, Any]]:
             }
         case Settle():
             return "settle", {"unit": effect.unit, "what": effect.what}
+
+
+def with_secrets(args: dict[str, Any], target: Target, opened: Mapping[str, str]) -> dict[str, Any]:
+    """Add the secrets that lie encrypted in the repository. One that is not opened here is on the host already, or its verb refuses."""
+    sent = {d: opened[d] for d in sorted(digests_in(target.spec)) if d in opened}
+    return {**args, "sealed": sent} if sent else args
 
 
 def content_of(target: Target) -> dict[str, Any]:

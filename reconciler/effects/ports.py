@@ -19,7 +19,7 @@ class Request:
     """One request to a helper, before it has a nonce. The words are those of `helper/acts.py`."""
 
     verb: str
-    args: Mapping[str, Any]
+    args: Mapping[str, Any] = field(repr=False)
     server: str | None = None
     fence: Mapping[str, Any] | None = None
     boot_id: str | None = None
@@ -181,3 +181,5 @@ class Ports:
     leaving: Leaving = never
     on_progress: Callable[[str], None] = lambda _line: None
     flags: FlagMemory = field(default_factory=PassMemory)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Opened secrets by the digest of what is encrypted, for the time of one attempt and in memory alone."""

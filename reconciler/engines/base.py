@@ -21,7 +21,7 @@ from reconciler.core.demands import Demands, WantedModel
 from reconciler.engines.told import Told, same_model
 
 if TYPE_CHECKING:
-    from reconciler.core.spec import Server
+    from reconciler.core.spec import Secret, Server
 
 STATE_DIRECTORY = "/var/lib/reconciler"
 """Where the helper keeps a server's records and the secrets files that it makes (root only)."""
@@ -191,12 +191,35 @@ def environment(server: Server, gpu_uuids: Sequence[str]) -> dict[str, str]:
     UUIDs and not indices, since an index counts anew in every container and at every boot. A server
     without GPUs sees none.
     """
-    return {**server.env, "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids)}
+    credentials = {
+        name: credential_path(server.unit, secret.credential)
+        for name, secret in sorted(server.secrets.items())
+        if secret.credential is not None
+    }
+    return {**server.env, **credentials, "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids)}
 
 
 def secret_environment(server: Server) -> dict[str, str]:
-    """Return the spec's secrets: name → file on the host."""
-    return {name: secret.file for name, secret in sorted(server.secrets.items())}
+    """Return the spec's secrets: name → file on the host. What systemd hands over as a credential is not among them."""
+    return {
+        name: secret_path(server.name, secret)
+        for name, secret in sorted(server.secrets.items())
+        if secret.credential is None
+    }
+
+
+def secret_path(server_name: str, secret: Secret) -> str:
+    """Return the file on the host that holds a secret, or will once it was brought there."""
+    if secret.file is not None:
+        return secret.file
+    # Without a digest it is a bare engine's view of a spec that no fleet was read from; nothing runs from that.
+    return sealed_path(server_name, secret.sha256 or "not-found")
+
+
+def host_credentials(server: Server) -> dict[str, str]:
+    """Return the credentials that systemd finds by their names alone."""
+    names = {s.credential for s in server.secrets.values() if s.credential is not None}
+    return dict.fromkeys(sorted(names), "")
 
 
 _FROM_SYSTEMD = re.compile(
@@ -262,6 +285,11 @@ def kv_bytes(server: Server) -> float:
     if kind.startswith(("fp8", "int8")):
         return 1.0
     return 0.5 if kind.startswith(("fp4", "nvfp4", "int4")) else 2.0
+
+
+def sealed_path(server_name: str, digest: str) -> str:
+    """Return where the helper keeps a secret that came encrypted with the specs, under the digest of what was encrypted."""
+    return f"{STATE_DIRECTORY}/{server_name}/sealed/{digest}"
 
 
 def secrets_env_path(server_name: str) -> str:
@@ -547,6 +575,7 @@ __all__ = [
     "credential_path",
     "environment",
     "health_answer",
+    "host_credentials",
     "is_path",
     "json_object",
     "json_value",
@@ -556,7 +585,9 @@ __all__ = [
     "post",
     "read_environment",
     "redacted",
+    "sealed_path",
     "secret_environment",
+    "secret_path",
     "secrets_env_path",
     "secrets_yaml_path",
     "served_name",

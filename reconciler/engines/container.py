@@ -109,7 +109,8 @@ def _devices(tool: str, gpu_uuids: Sequence[str]) -> tuple[str, ...]:
 
 def _mounts(server: Server, inside: Launch) -> tuple[str, ...]:
     places = [server.model] if server.model is not None and is_path(server.model) else []
-    places += [word for word in inside.argv if word.startswith("/run/credentials/")]
+    words = (*inside.argv, *inside.environment.values())
+    places += dict.fromkeys(word for word in words if word.startswith("/run/credentials/"))
     return tuple(f"--volume={place}:{place}:ro" for place in places)
 
 

@@ -36,6 +36,7 @@ from reconciler.engines.base import (
     places_of,
     read_environment,
     secret_environment,
+    secret_path,
     wanted_models,
 )
 from reconciler.engines.catalogue import compact_json, scalar
@@ -287,7 +288,7 @@ def _python_launch(server: Server) -> Launch:
         argv=tuple(argv),
         environment={},
         secret_env=secret_environment(server)
-        | ({} if secret is None else {"API_KEY": secret.file}),
+        | ({} if secret is None else {"API_KEY": secret_path(server.name, secret)}),
         check_argv=base,
         paths=(base[0], str(server.model)),
     )
@@ -317,7 +318,7 @@ def _binary_launch(server: Server) -> Launch:
     credentials = {}
     if server.listen.api_key is not None:
         # The file may be closed to the engine's user: systemd reads it and hands it on.
-        credentials["api-key"] = server.listen.api_key.file
+        credentials["api-key"] = secret_path(server.name, server.listen.api_key)
         argv += ["--api-key-file", credential_path(server.unit, "api-key")]
     for key, value in sorted((server.speculative or {}).items()):
         argv += _binary_words(f"spec-{key.replace('_', '-')}", value)

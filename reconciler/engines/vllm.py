@@ -38,6 +38,7 @@ from reconciler.engines.base import (
     places_of,
     read_environment,
     secret_environment,
+    secret_path,
     wanted_models,
 )
 from reconciler.engines.catalogue import (
@@ -323,7 +324,7 @@ def render(server: Server, gpu_uuids: Sequence[str]) -> Launch:
         argv=tuple(argv),
         environment=environment(server, gpu_uuids),
         secret_env=secret_environment(server)
-        | ({} if secret is None else {"VLLM_API_KEY": secret.file}),
+        | ({} if secret is None else {"VLLM_API_KEY": secret_path(server.name, secret)}),
         flags_to_check=tuple(word.partition("=")[0] for word in argv if word.startswith("--")),
         check_argv=base,
         paths=tuple(place for place in places if is_path(place)),

@@ -81,7 +81,9 @@ from reconciler.helper.records import (
     number_of,
     read_json,
     record_of,
+    record_path,
     refused_path,
+    sealed_path,
     server_of_unit,
     state_path,
     text_of,
@@ -630,6 +632,19 @@ def forget_revisions(act: Act, applied: Dict[str, Any]) -> None:
     for name in machine.listdir(folder):
         if REVISION_ID.fullmatch(name) and name not in kept:
             machine.remove_tree(f"{folder}/{name}")
+    forget_sealed(act, [name for name in machine.listdir(folder) if name in kept])
+
+
+def forget_sealed(act: Act, revisions: List[str]) -> None:
+    """Forget the secrets that none of these revisions names."""
+    machine = act.machine
+    records = [
+        machine.read(record_path(act.server, f"revisions/{name}/server")) or b""
+        for name in revisions
+    ]
+    for digest in machine.listdir(state_path(act.server, "sealed")):
+        if not any(digest.encode() in record for record in records):
+            machine.remove(sealed_path(act.server, digest))
 
 
 def settle(act: Act) -> Dict[str, Any]:

@@ -26,9 +26,11 @@ from reconciler.helper.records import (
     bad,
     drop_in_path,
     flag_path,
+    is_sealed,
     known_value,
     matching,
     record_of,
+    sealed_path,
     sha256_of,
     state_path,
     text_of,
@@ -36,6 +38,7 @@ from reconciler.helper.records import (
 )
 
 PRODUCED_KEPT = 200
+SEALED_CAP = 8192
 
 
 def install_unit(act: Act) -> Dict[str, Any]:
@@ -57,6 +60,7 @@ def install_unit(act: Act) -> Dict[str, Any]:
     act.before = {"fragment": props.get("FragmentPath"), "sha": digest_at(machine, path)}
     check_ours(act, unit, path, data, saved)
     keep_revision(act, revision, data, args.get("server_json"))
+    put_sealed(act, args.get("sealed") or {})
     make_secrets(act, args.get("secrets") or [])
     remember_produced(act, data)
     changes.write(path, data, 0o644)
@@ -161,6 +165,15 @@ def check_effective(
         )
 
 
+def put_sealed(act: Act, sealed: Any) -> None:
+    """Keep secrets that came with the request, each under the digest of what it was encrypted as; root's alone."""
+    for digest, value in sorted(record_of(sealed, "sealed").items()):
+        matching(REVISION_ID, digest, "digest of a secret")
+        if not isinstance(value, str) or not 0 < len(value) <= SEALED_CAP:
+            raise bad("a secret is not a text of acceptable length")
+        act.changes.write(sealed_path(act.server, digest), value.encode(), 0o600)
+
+
 def make_secrets(act: Act, secrets: Any) -> None:
     """Make the files that carry a server's secrets, from files on this host; no value is ever answered."""
     if not isinstance(secrets, list):
@@ -197,7 +210,8 @@ def secret_value(act: Act, path: str, owner: Dict[str, Any]) -> str:
     stat = known_value(act.machine.stat(path), path)
     if stat.get("kind") != "file":
         raise Refused("SecretMissing", f"{path} is not a file on this host", path=path)
-    if not path.startswith(SECRET_PLACES) and (
+    ours = is_sealed(path, act.server)
+    if not (ours or path.startswith(SECRET_PLACES)) and (
         owner["uid"] == 0 or stat.get("uid") != owner["uid"]
     ):
         raise Refused(

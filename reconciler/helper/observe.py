@@ -31,6 +31,7 @@ from reconciler.helper.records import (
     baselines_on,
     bound_servers,
     flag_path,
+    is_sealed,
     lease_path,
     matching,
     number_of,
@@ -314,7 +315,8 @@ def check_key_file(machine: Machine, path: str) -> None:
     stat = machine.stat(path).get("known") or {}
     if stat.get("kind") != "file":
         raise Refused("SecretMissing", f"{path} is not a file on this host", path=path)
-    if not path.startswith(SECRET_PLACES) and stat.get("uid") == 0:
+    placed = path.startswith(SECRET_PLACES) or is_sealed(path)
+    if not placed and stat.get("uid") == 0:
         raise Refused(
             "SecretPlace",
             f"{path} belongs to root and is not under {' or '.join(SECRET_PLACES)}",

@@ -34,6 +34,7 @@ INVOCATION = re.compile(r"[0-9a-f]{32}")
 GPU_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 USER_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+SEALED = re.compile(STATE + r"/([a-z0-9][a-z0-9-]{0,62})/sealed/[0-9a-f]{64}")
 CONFIG_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 CANONICAL = json.JSONEncoder(ensure_ascii=True, sort_keys=True, separators=(",", ":"))
 TEXT_CAP = 512 * 1024  # A unit is some kilobytes; this only bounds what a mistake can write.
@@ -147,6 +148,17 @@ def state_path(server: str, name: str) -> str:
 def record_path(server: str, name: str) -> str:
     """Return the path of one of a server's JSON records."""
     return state_path(server, f"{name}.json")
+
+
+def sealed_path(server: str, digest: str) -> str:
+    """Return the path of a secret that came encrypted with the specs, under the digest of what was encrypted."""
+    return state_path(server, f"sealed/{digest}")
+
+
+def is_sealed(path: str, server: Optional[str] = None) -> bool:
+    """Say whether a path is that of such a secret: of this server, or of any."""
+    found = SEALED.fullmatch(path)
+    return found is not None and server in (None, found.group(1))
 
 
 def lease_path(server: str) -> str:

@@ -51,6 +51,8 @@ def retire_server(act: Act) -> Dict[str, Any]:
             changes.remove(claim_path(uuid))
     for name in ("secrets.env", "secrets.yaml"):
         changes.remove(state_path(act.server, name))
+    for name in machine.listdir(state_path(act.server, "sealed")):
+        changes.remove(state_path(act.server, f"sealed/{name}"))
     changes.put_record(act.server, "retired", {"bindings": bindings, "at": machine.walltime()})
     changes.drop_record(act.server, "protect")
     changes.drop_record(act.server, "bindings")

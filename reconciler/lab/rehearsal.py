@@ -201,6 +201,7 @@ class SimulatedStage:
             gate=gate.measure,
             holder="rehearsal",
             new_id=lambda: secrets.token_hex(8),
+            unseal=lambda _sealed: KEY,
         )
 
     def set_up(self, fleet: Fleet, faults: Mapping[str, Fault]) -> None:

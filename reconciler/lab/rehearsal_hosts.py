@@ -158,6 +158,7 @@ class SystemdStage:
             gate=gate.measure,
             holder="rehearsal",
             new_id=lambda: secrets.token_hex(8),
+            unseal=lambda _sealed: KEY,
         )
 
     # -- stand-ins --------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from reconciler.core.revision import revision
 from reconciler.core.spec import Server
-from reconciler.engines.base import Launch, served_name, version_key
+from reconciler.engines.base import Launch, secret_path, served_name, version_key
 from reconciler.helper.inspection import hub_cache
 
 SPEED_BY_STEPS: Mapping[int, float] = MappingProxyType({1: 123, 2: 186, 3: 234, 4: 277, 5: 282})
@@ -174,7 +174,8 @@ def help_text(engine: str, launches: Iterable[Launch]) -> str:
 
 def secret_files(server: Server, launch: Launch) -> frozenset[str]:
     """Give the files on the host that the server's secrets are read from."""
-    key = {server.listen.api_key.file} if server.listen.api_key is not None else set[str]()
+    at = server.listen.api_key
+    key = {secret_path(server.name, at)} if at is not None else set[str]()
     return frozenset({*launch.secret_env.values(), *(launch.secret_config or {}).values(), *key})
 
 

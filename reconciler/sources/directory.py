@@ -34,7 +34,8 @@ ATTEMPTS: Final = 3
 """A save takes milliseconds; what changes three times over is being written all the time."""
 PAUSE_S: Final = 0.05
 """Between two looks at a file that is being saved."""
-SUFFIXES: Final = (".yaml", ".yml")
+SUFFIXES: Final = (".yaml", ".yml", ".age", ".sops.json")
+"""Of specs, and of the encrypted files that they name (`core/sealed.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
