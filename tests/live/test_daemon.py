@@ -126,6 +126,12 @@ class Operator:
             raise AssertionError(f"{error}; {about}\n{self.daemon.text()}") from error
         return [s for s, _ in self.said(commit, SERVER_STATUS)]
 
+    def note(self, commit: str) -> str:
+        """Read the note that the daemon keeps of a commit in its mirror."""
+        (head,) = (self.controller.home / "state").rglob("HEAD")
+        words = ["git", f"--git-dir={head.parent}", "notes", "--ref=reconcile", "show", commit]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
     def is_held(self, words: str) -> None:
         """Wait until the daemon says that a commit is held."""
         eventually(lambda: words in str(self.health()["stale"]), f"held: {words}")
@@ -174,7 +180,7 @@ def operator(
             "webhook_secret_file": secret_file(tmp_path / "hook", SECRET), "starts_per_hour": 100,
             "report_forge": "gitea", "report_api": forge.url, "report_repository": "ops/models",
             "report_token_file": secret_file(tmp_path / "token", TOKEN),
-            "state_file": str(tmp_path / "state.json"),
+            "state_file": str(tmp_path / "state.json"), "report_notes": True,
         }  # fmt: skip
         place = controller.home / "config" / "reconciler"
         place.mkdir(parents=True)
@@ -240,6 +246,8 @@ def test_a_push_becomes_a_server_a_bad_one_goes_back_and_a_revert_is_in_sync(
     assert view.starts() == starts
     state = json.loads((controller.directory.parent / "state.json").read_text())
     assert state["commit"] == second
+    assert "GateFailed" in operator.note(bad)
+    assert f"{SERVER_STATUS}: success" in operator.note(second)
 
 
 def test_what_was_not_meant_is_held_and_of_a_burst_only_the_last_is_rolled_out(
