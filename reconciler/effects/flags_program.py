@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import enum
 import importlib
 import importlib.metadata
 import json
@@ -83,6 +84,8 @@ def _type_of(action: Any) -> str:
     table, listed = _takes(form, '{"a": 1}'), _takes(form, "[1]")
     if isinstance(table, str) or (table is _takes and word is not _takes):
         return "str"
+    if table is _takes and _takes(form, "{}") is not _takes:
+        return "json"  # An object of known keys alone.
     if table is not _takes:
         return "json|str" if isinstance(word, str) else "json"
     if isinstance(listed, list):
@@ -97,19 +100,40 @@ def _type_of(action: Any) -> str:
 
 
 def _negations(action: Any) -> list[str]:
-    """Give the spellings that turn a flag off."""
+    """Give the spellings that turn a flag off: those that set the opposite of what its first one sets."""
     names = [name for name in action.option_strings if name.startswith("--")]
-    off = [n for n in names if n.startswith("--no-")]
-    if any(n.startswith("--enable-") for n in names):
-        off += [n for n in names if n.startswith("--disable-")]
-    return [n for n in off if len(off) < len(names)]
+    if action.nargs != 0 or len(names) < 2:
+        return []
+    first = _sets(action, names[0])
+    if not isinstance(first, bool):
+        return []
+    return sorted(n for n in names[1:] if _sets(action, n) is (not first))
+
+
+def _sets(action: Any, name: str) -> Any:
+    """Give what a spelling sets; nothing where the action cannot be tried."""
+    space = argparse.Namespace()
+    try:
+        action(None, space, [], name)
+    except BaseException:  # noqa: BLE001  (whatever it raises, it does not tell)
+        return None
+    return getattr(space, action.dest, None)
 
 
 def _plain(value: Any) -> Any:
+    if value is argparse.SUPPRESS:
+        return None
+    if isinstance(value, enum.Enum):
+        value = value.value
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value, key=str)
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):
         return {"$object": type(value).__name__}
+
+
+_NO_GROUP = {"options", "optional arguments", "positional arguments"}
 
 
 def _row(action: Any, group: str | None) -> dict[str, Any]:
@@ -132,13 +156,29 @@ def _row(action: Any, group: str | None) -> dict[str, Any]:
         or "deprecated" in kind.lower()
         or (shown and "deprecated" in str(action.help).lower()[:60]),
         "hidden": action.help is argparse.SUPPRESS,
-        "group": group,
+        "group": None if group in _NO_GROUP else group,
     }
     if off:
         row["negations"] = off
     if not action.option_strings:
         row["positional"] = True
     return row
+
+
+def _form_of(hint: Any) -> str:
+    """Name what a key takes: the names of plain types, `|` between them; a closed list of words is `str`."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return "|".join(sorted({type(part).__name__ for part in parts}))
+    if origin is typing.Annotated or type(hint).__name__ == "_AnnotatedAlias":
+        return _form_of(parts[0])
+    if origin is typing.Union or type(hint).__name__ == "UnionType":
+        named = ("None" if p is type(None) else _form_of(p) for p in parts)
+        return "|".join(dict.fromkeys(named))
+    if origin is not None:
+        inner = ", ".join("None" if p is type(None) else _form_of(p) for p in parts)
+        return f"{getattr(origin, '__name__', origin)}[{inner}]"
+    return str(getattr(hint, "__name__", hint))
 
 
 def _speculative() -> list[dict[str, Any]]:
@@ -153,15 +193,19 @@ def _speculative() -> list[dict[str, Any]]:
             c for p in parts if typing.get_origin(p) is typing.Literal for c in typing.get_args(p)
         ]
         internal = not item.init or item.name.startswith(
-            ("target_", "draft_model_config", "draft_parallel_config", "_")
+            ("target_", "draft_model_config", "draft_parallel_config", "draft_load_config", "_")
         )
-        default = None if item.default is dataclasses.MISSING else _plain(item.default)
+        default: Any = item.default
+        if type(default).__name__ == "FieldInfo":  # Pydantic's own way to write one.
+            default = default.default if default.default_factory is None else None
+        if default is dataclasses.MISSING or type(default).__name__ == "PydanticUndefinedType":
+            default = None
         rows.append(
             {
                 "key": item.name,
-                "type": str(item.type),
+                "type": _form_of(hint),
                 "choices": choices or None,
-                "default": default,
+                "default": _plain(default),
                 "internal": internal,
             }
         )
@@ -173,6 +217,9 @@ def main(engine: str) -> None:
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # What the engine prints while it is imported is no part of the answer.
     parser = {"sglang": _sglang, "vllm": _vllm, "llamacpp": _llamacpp}[engine]()
+    for name, action in parser._option_string_actions.items():  # noqa: SLF001
+        if name not in action.option_strings:  # vLLM hides spellings that it still takes.
+            action.option_strings = [*action.option_strings, name]
     groups = {id(a): g.title for g in parser._action_groups for a in g._group_actions}  # noqa: SLF001  (argparse has no other way)
     rows = [_row(a, groups.get(id(a))) for a in parser._actions if a.dest != "help"]  # noqa: SLF001
     found = {

@@ -21,6 +21,11 @@ print("INFO: talk on standard output")
 def count(text):
     if text == "auto": return -1
     return int(float(text[:-1]) * 1000) if text.endswith("k") else int(text)
+def rules(text):
+    if set(json.loads(text)) - {"known"}: raise ValueError("no such key")
+class Pair(argparse.Action):
+    def __init__(self, option_strings, dest, **more): super().__init__(option_strings, dest, nargs=0)
+    def __call__(self, parser, space, values, name): setattr(space, self.dest, name.startswith("--disable-"))
 class ServerArgs:
     @staticmethod
     def add_cli_args(parser):
@@ -34,6 +39,8 @@ class ServerArgs:
         parser.add_argument("--quiet", action="store_true", help=argparse.SUPPRESS)
         parser.add_argument("--old", action="store_true", help="Deprecated, use --quiet")
         parser.add_argument("--cache", action=argparse.BooleanOptionalAction)
+        parser.add_argument("--disable-graphs", "--enable-graphs", action=Pair)
+        parser.add_argument("--rules", type=rules, default=argparse.SUPPRESS)
 """
 
 
@@ -66,14 +73,16 @@ def test_an_installed_engine_is_asked_by_its_own_parser(tmp_path: Path) -> None:
     out = tmp_path / "sglang-9.9.9.json"
     result = run("--python", interpreter(tmp_path, PARSER), "--engine", "sglang", "--out", str(out))
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "sglang 9.9.9: 10 flags, a version not known here yet" in result.stderr
+    assert "sglang 9.9.9: 12 flags, a version not known here yet" in result.stderr
     book = read_catalogue(out.read_bytes())
     forms = {flag.flag: flag.type for flag in book.flags.values()}
     assert forms == {
         "--model-path": "str", "--tp-size": "int", "--share": "float", "--length": "int(k/M/G suffix)|auto", "--table": "json",
         "--names": "str", "--mode": "str", "--quiet": "flag", "--old": "flag", "--cache": "bool",
+        "--disable-graphs": "bool", "--rules": "json",
     }  # fmt: skip
     assert book.flags["--cache"].off == "--no-cache"
+    assert book.flags["--disable-graphs"].off == "--enable-graphs"
     assert book.flags["--model-path"].aliases == ("--model",)
     assert [flag.flag for flag in book.flags.values() if flag.deprecated] == ["--old"]
     wrong = check_args(book, {"mode": "c", "share": "much", "lengt": 1, "cache": False}, {})
