@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from simulated_daemon import ENGINES, Stage
 
+from reconciler import probing
 from reconciler.core.conditions import CommitStatus
 from reconciler.core.fleet import load_fleet
 from reconciler.core.perf_drift import NotProbed, PerfDrifted, PerfFinding, PerfHeld
+from reconciler.core.revision import revision
 from reconciler.core.saved_state import SavedState, read_state
 from reconciler.core.standing import NOTHING_TOLD, ended, message_due
 from reconciler.daemon import Daemon, PassEnded, PassEvent
 from reconciler.effects.state_file import PAUSE_S, UNSEEN, StateFile
+from reconciler.engines import custom
 from reconciler.lab.schedule import DOCUMENT, HOST, SERVER
 from reconciler.probing import Performance
 from reconciler.reconcile import survey
@@ -109,7 +114,7 @@ class Probes:
         return self.findings.pop(0) if len(self.findings) > 1 else self.findings[0]
 
 
-def probing(stage: Stage, *findings: PerfFinding, every_s: float = EVERY_S) -> Probes:
+def with_probes(stage: Stage, *findings: PerfFinding, every_s: float = EVERY_S) -> Probes:
     """Give the stage a daemon that probes."""
     probes = Probes(stage, *findings)
     stage.probe_every_s = every_s
@@ -121,7 +126,7 @@ def probing(stage: Stage, *findings: PerfFinding, every_s: float = EVERY_S) -> P
 def test_a_server_that_became_slower_is_told_with_numbers_and_left_alone() -> None:
     """An event once, the reason in each pass's result until a probe says otherwise; no start, no mutation, no failure."""
     stage = Stage()
-    probing(stage, SLOWER, SLOWER, PerfHeld("qwen: as fast as when it was applied"))
+    with_probes(stage, SLOWER, SLOWER, PerfHeld("qwen: as fast as when it was applied"))
     stage.push(1)
     stage.run(EVERY_S)
     assert stage.outcomes == [("Applied", ""), ("InSync", "")]
@@ -142,7 +147,7 @@ def test_a_server_that_became_slower_is_told_with_numbers_and_left_alone() -> No
 def test_probes_come_at_their_interval_and_sooner_where_nothing_was_learnt() -> None:
     """A server in use is asked again after an eighth of the interval; nothing known is forgotten meanwhile."""
     stage = Stage(interval_s=10.0)
-    probes = probing(stage, SLOWER, NotProbed("in use"), NotProbed("in use"), SLOWER)
+    probes = with_probes(stage, SLOWER, NotProbed("in use"), NotProbed("in use"), SLOWER)
     stage.push(1)
     stage.run(3.5 * EVERY_S)
     gaps = [round(b - a, -2) for a, b in zip(probes.at, probes.at[1:], strict=False)]
@@ -154,7 +159,7 @@ def test_probes_come_at_their_interval_and_sooner_where_nothing_was_learnt() -> 
 def test_another_revision_has_not_become_slower() -> None:
     """What was found belongs to the revision that it was found of."""
     stage = Stage()
-    probing(stage, SLOWER, every_s=5 * EVERY_S)
+    with_probes(stage, SLOWER, every_s=5 * EVERY_S)
     stage.push(1)
     stage.run(5.5 * EVERY_S)
     assert stage.outcomes[-1] == ("InSync", "PerfDrifted")
@@ -166,7 +171,7 @@ def test_another_revision_has_not_become_slower() -> None:
 def test_without_the_setting_nothing_is_probed() -> None:
     """Measuring costs users something: only an operator asks for it."""
     stage = Stage()
-    probes = probing(stage, SLOWER, every_s=0.0)
+    probes = with_probes(stage, SLOWER, every_s=0.0)
     stage.push(1)
     stage.run(10 * EVERY_S)
     assert probes.at == []
@@ -186,7 +191,7 @@ def test_a_probe_gives_way_to_a_commit() -> None:
         asked.append(busy())
         return NotProbed("in use")
 
-    probing(stage, SLOWER)
+    with_probes(stage, SLOWER)
     stage.daemon.performance = Performance(probe)
     stage.push(1)
     stage.run(EVERY_S + 100)
@@ -196,7 +201,7 @@ def test_a_probe_gives_way_to_a_commit() -> None:
 def test_people_are_told_of_a_slower_server_once_and_of_its_recovery() -> None:
     """The commit's status stays success, since what runs is what is wanted; its words say PerfDrifted."""
     stage = Stage()
-    probing(stage, SLOWER)
+    with_probes(stage, SLOWER)
     stage.push(1)
     stage.run(2 * EVERY_S)
     notice = next(n for n in reversed(stage.notices) if isinstance(n, PassEnded))
@@ -211,3 +216,46 @@ def test_people_are_told_of_a_slower_server_once_and_of_its_recovery() -> None:
     recovered, _ = message_due(well, told, 2.0)
     assert recovered is not None
     assert recovered.urgency.value == "success"
+
+
+def test_what_is_probed_is_what_is_applied_not_what_the_specs_say_by_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spec, GPUs and evidence come from the host's record; somebody waiting reads as unknown use, which is not idle."""
+    stage = Stage()
+    stage.push(1)
+    stage.run(120)
+    ended_pass = next(n for n in reversed(stage.notices) if isinstance(n, PassEnded))
+    (host,) = ended_pass.found.hosts
+    asked: list[tuple[Any, ...]] = []
+
+    def measure(server: Any, _port: object, evidence: Any, in_use: Any, **more: Any) -> PerfFinding:
+        asked.append((server, evidence, in_use, more))
+        return NotProbed("a test")
+
+    monkeypatch.setattr(probing, "probe_performance", measure)
+    world = stage.daemon.setup.world
+    with world.connect(host.host) as port:
+        assert probing.probed(host.plans[0], port, world, lambda: True) == NotProbed("a test")
+    ((server, evidence, in_use, more),) = asked
+    assert revision(server) == host.plans[0].applied
+    assert evidence["kind"] == "gate"
+    assert len(more["facts"]["gpus"].split(",")) == 2
+    assert in_use() is None
+
+
+def test_how_many_requests_a_server_has_is_asked_of_itself() -> None:
+    """By the engine's own request over the host's loopback; what it does not say is unknown."""
+    stage = Stage()
+    text = DOCUMENT.format(steps=1).replace("engine: {name: custom,", "engine: {name: custom, in_flight: /metrics,")  # fmt: skip
+    stage.source.write(text)
+    stage.run(120)
+    fleet = load_fleet({"a.yaml": text.encode()}, engines=ENGINES)
+    (server,) = fleet.servers
+    world = stage.daemon.setup.world
+    with world.connect(fleet.hosts[0]) as port:
+        assert probing.in_flight(server, custom, port) == 0
+        stage.host.machine().stop(f"{SERVER}.service")
+        stage.world.advance(5)
+        assert probing.in_flight(server, custom, port) is None
+        assert probing.in_flight(load_fleet({"a.yaml": DOCUMENT.format(steps=1).encode()}, engines=ENGINES).servers[0], custom, port) is None  # fmt: skip
