@@ -26,6 +26,7 @@ from reconciler.helper.install import (
     refuse_masked,
     remember_produced,
     remove_files,
+    renew_secrets,
     saved_digest,
 )
 from reconciler.helper.machine import Machine, Refused
@@ -521,6 +522,7 @@ def start_unit(act: Act) -> Dict[str, Any]:
     # Always: starts that we ask for count towards systemd's start limit as well, and the start of a
     # rollback would be refused exactly when it is needed (F54).
     machine.reset_failed(unit)
+    renew_secrets(act, unit)
     machine.start(unit)
     return {"started": True, "invocation": invocation}
 

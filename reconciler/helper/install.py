@@ -29,6 +29,7 @@ from reconciler.helper.records import (
     is_sealed,
     known_value,
     matching,
+    read_record,
     record_of,
     sealed_path,
     sha256_of,
@@ -201,6 +202,28 @@ def make_secrets(act: Act, secrets: Any) -> None:
         act.changes.write(path, "".join(lines).encode(), 0o600, uid, gid)
 
 
+def renew_secrets(act: Act, unit: str) -> None:
+    """Make the secret files as the revision whose unit systemd has loaded was recorded: a way back starts an older one (S5).
+
+    What can no longer be made stays as it is: an old key is no reason not to bring the last good server back.
+    """
+    machine = act.machine
+    path = phase_reading(machine.unit(unit), unit).get("FragmentPath")
+    loaded = machine.read(path) if path else None
+    for revision in machine.listdir(state_path(act.server, "revisions")):
+        kept = machine.read(state_path(act.server, f"revisions/{revision}/unit.service"))
+        if loaded is None or kept != loaded:
+            continue
+        content = (read_record(machine, act.server, f"revisions/{revision}/server") or {}).get(
+            "server"
+        )
+        recorded = content.get("secrets") if isinstance(content, dict) else None
+        try:
+            make_secrets(act, [dict(s, entries=dict(s["entries"])) for s in recorded or []])
+        except (Refused, KeyError, TypeError, ValueError):
+            return
+
+
 def secret_value(act: Act, path: str, owner: Dict[str, Any]) -> str:
     """Return what a secret file holds, if the server's user may have it.
 
@@ -277,5 +300,6 @@ __all__ = [
     "refuse_masked",
     "remember_produced",
     "remove_files",
+    "renew_secrets",
     "saved_digest",
 ]

@@ -24,6 +24,7 @@ from reconciler.helper.acts import (
     take_snapshot,
 )
 from reconciler.helper.guard import check_start, holder_context, learn_baselines, phase_reading
+from reconciler.helper.install import renew_secrets
 from reconciler.helper.machine import Busy, Machine, Refused
 from reconciler.helper.observe import produced_by, release_sample
 from reconciler.helper.protocol import HOST_REVERT, Act, append_journal, raise_fence
@@ -351,6 +352,7 @@ def finish(
         note(act, state)
         if now.get("ActiveState") == "failed":
             machine.reset_failed(unit)
+        renew_secrets(act, unit)
         machine.start(unit)
     good = (applied or {}).get("revision")
     named = isinstance(attempted, str) and REVISION_ID.fullmatch(attempted) is not None
