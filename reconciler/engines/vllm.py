@@ -222,7 +222,7 @@ def _rules(spec: Mapping[str, object], tp_size: int) -> Iterator[Finding]:
         )
     if method in _OWN_DRAFT and model is not None:
         yield "model", f"must not be given: {method} drafts without a model (config/speculative.py)"
-    if tokens is None and model is None and method is not None:
+    if tokens is None and model is None and method not in {None, "suffix"}:
         yield (
             "num_speculative_tokens",
             f"is missing: nothing else tells it for {method} (config/speculative.py)",
@@ -250,6 +250,70 @@ def _rules(spec: Mapping[str, object], tp_size: int) -> Iterator[Finding]:
             f"must be 1 or tp_size, {tp_size} (config/speculative.py)",
         )
 
+    yield from _of_one_method(spec)
+    yield from _suffix(spec)
+
+
+_LOCAL: Final = {
+    "dspark_draft_topk": {"dspark"},
+    "index_share_for_mtp_iteration": {"mtp"},
+    "use_heterogeneous_vocab": {"draft_model"},
+    "draft_lm_head_quantization": {"eagle", "eagle3", "mtp"},
+}
+"""Keys that one kind of method takes; with another, vLLM refuses the configuration."""
+
+
+def _of_one_method(spec: Mapping[str, object]) -> Iterator[Finding]:
+    method = spec.get("method") or "draft_model"
+    method = "mtp" if str(method).endswith("_mtp") else method
+    for key, methods in _LOCAL.items():
+        if spec.get(key) not in {None, False} and method not in methods:
+            names = ", ".join(sorted(methods))
+            yield key, f"works with method {names} alone (config/speculative.py)"
+    if spec.get("use_heterogeneous_vocab") is True:
+        if spec.get("draft_sample_method", "greedy") != "greedy":
+            yield (
+                "draft_sample_method",
+                "must be greedy with use_heterogeneous_vocab (config/speculative.py)",
+            )
+        if spec.get("use_local_argmax_reduction") is True:
+            yield (
+                "use_local_argmax_reduction",
+                "excludes use_heterogeneous_vocab (config/speculative.py)",
+            )
+    adaptive = spec.get("enable_adaptive_verification") is True
+    if adaptive and method != "dspark" and spec.get("use_local_argmax_reduction") is True:
+        yield (
+            "use_local_argmax_reduction",
+            "excludes enable_adaptive_verification (config/speculative.py)",
+        )
+    tokens, window = spec.get("num_speculative_tokens"), spec.get("fly_window_size")
+    if spec.get("rejection_sample_method") == "fly" and isinstance(tokens, int):
+        if tokens < 2:
+            yield "num_speculative_tokens", "must be at least 2 with fly (config/speculative.py)"
+        elif isinstance(window, int) and window >= tokens:
+            yield (
+                "fly_window_size",
+                f"must be less than num_speculative_tokens, {tokens} (config/speculative.py)",
+            )
+
+
+def _suffix(spec: Mapping[str, object]) -> Iterator[Finding]:
+    if spec.get("method") != "suffix":
+        return
+    for key, least, most in (
+        ("max_tree_depth", 1, None),
+        ("max_cached_requests", 0, None),
+        ("max_spec_factor", 0, None),
+        ("min_token_prob", 0, 1),
+    ):
+        value = spec.get(f"suffix_decoding_{key}", least)
+        if isinstance(value, int | float) and (
+            value < least or (most is not None and value > most)
+        ):
+            bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+            yield f"suffix_decoding_{key}", f"must be {bounds} (config/speculative.py)"
+
 
 def warnings(server: Server) -> list[Finding]:
     """Say what is accepted and worth a look."""
@@ -267,6 +331,16 @@ def warnings(server: Server) -> list[Finding]:
         found.append(("timeouts.stop", told))
     spec = server.speculative or {}
     method = spec.get("method")
+    if method == "suffix" and "num_speculative_tokens" not in spec:
+        found.append(
+            (
+                "speculative.num_speculative_tokens",
+                "is not written: suffix takes suffix_decoding_max_tree_depth, 24 (config/speculative.py)",
+            )
+        )
+    if spec.get("rejection_sample_method") == "fly":
+        told = "fly accepts tokens that the model would not have drawn (config/speculative.py)"
+        found.append(("speculative.rejection_sample_method", told))
     if method in {"ngram", "ngram_gpu"} and not {"prompt_lookup_min", "prompt_lookup_max"} & set(
         spec
     ):

@@ -21,6 +21,9 @@ NGRAM = {
 }
 
 
+DRAFT = {"method": "draft_model", "model": "/d", "num_speculative_tokens": 3}
+
+
 def document(**changes: object) -> dict[str, object]:
     plain: dict[str, object] = {
         "name": "llama",
@@ -162,6 +165,17 @@ def test_the_development_mode_is_allowed_where_nobody_reaches_it() -> None:
         ("0.33.0", {**NGRAM, "rejection_sample_method": "synthetic"}, "rejection_sample_method", "fakes the acceptance"),
         ("0.19.1", {**NGRAM, "rejection_sample_method": "synthetic"}, "rejection_sample_method", "fakes the acceptance"),
         ("0.33.0", {**NGRAM, "synthetic_acceptance_length": 3.0}, "synthetic_acceptance_length", "fakes the acceptance"),
+        ("0.33.0", {**NGRAM, "dspark_draft_topk": 4}, "dspark_draft_topk", "method dspark alone"),
+        ("0.33.0", {**NGRAM, "index_share_for_mtp_iteration": True}, "index_share_for_mtp_iteration", "method mtp alone"),
+        ("0.33.0", {**NGRAM, "use_heterogeneous_vocab": True}, "use_heterogeneous_vocab", "method draft_model alone"),
+        ("0.33.0", {**NGRAM, "draft_lm_head_quantization": "fp8"}, "draft_lm_head_quantization", "eagle, eagle3, mtp alone"),
+        ("0.33.0", {**DRAFT, "use_heterogeneous_vocab": True, "draft_sample_method": "probabilistic"}, "draft_sample_method", "must be greedy"),
+        ("0.33.0", {**DRAFT, "use_heterogeneous_vocab": True, "use_local_argmax_reduction": True}, "use_local_argmax_reduction", "use_heterogeneous_vocab"),
+        ("0.33.0", {**DRAFT, "enable_adaptive_verification": True, "use_local_argmax_reduction": True}, "use_local_argmax_reduction", "adaptive_verification"),
+        ("0.33.0", {**NGRAM, "rejection_sample_method": "fly", "num_speculative_tokens": 1}, "num_speculative_tokens", "at least 2"),
+        ("0.33.0", {**NGRAM, "rejection_sample_method": "fly", "fly_window_size": 4}, "fly_window_size", "less than num_speculative_tokens, 4"),
+        ("0.33.0", {"method": "suffix", "suffix_decoding_max_tree_depth": 0}, "suffix_decoding_max_tree_depth", "at least 1"),
+        ("0.33.0", {"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "suffix_decoding_min_token_prob", "from 0 to 1"),
         ("0.19.1", {**NGRAM, "synthetic_acceptance_rate": 0.9}, "synthetic_acceptance_rate", "fakes the acceptance"),
     ],
 )  # fmt: skip
@@ -184,6 +198,8 @@ def test_each_rule_of_speculation_is_told_at_its_key(
         ("0.33.0", {"method": "draft_model", "model": "/d", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}),
         ("0.10.2", {"method": "qwen3_next_mtp", "num_speculative_tokens": 2}),
         ("0.8.5", NGRAM),
+        ("0.33.0", {"method": "suffix"}),
+        ("0.33.0", {"method": "qwen3_5_mtp", "num_speculative_tokens": 1, "index_share_for_mtp_iteration": True}),
         (None, {"method": "ngram", "num_speculative_tokens": 2}),
     ],
 )  # fmt: skip
@@ -201,6 +217,8 @@ def test_what_vllm_takes_is_accepted(version: str | None, speculative: dict[str,
         ({"args": {"shutdown-timeout": 100}, "timeouts": {"stop": "60s"}}, "timeouts.stop", "shutdown-timeout, 100s"),
         ({"speculative": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative.prompt_lookup_max", "both bounds to 5"),
         ({"speculative": {"method": "qwen3_5_mtp", "num_speculative_tokens": 2}}, "speculative.method", "write mtp"),
+        ({"speculative": {"method": "suffix"}}, "speculative.num_speculative_tokens", "max_tree_depth, 24"),
+        ({"speculative": {**NGRAM, "rejection_sample_method": "fly"}}, "speculative.rejection_sample_method", "would not have drawn"),
         ({"speculative": {"model": "/d"}}, "speculative.num_speculative_tokens", "draft model's own"),
         ({"speculative": {"method": "eagle", "model": "a/b", "num_speculative_tokens": 2}}, "speculative.revision", "not pinned"),
         (at("0.10.2", args={"disable-log-requests": True}), "args.disable-log-requests", "deprecated"),
