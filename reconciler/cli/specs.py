@@ -136,10 +136,10 @@ def _validate(path: Path, output: Output, engines: Mapping[str, EngineRules]) ->
 
 def _print(fleet: Fleet, snapshot: Snapshot) -> None:
     """Problems are talk, on standard error; that all is well is the result, on standard output."""
-    from reconciler.views.problems import report, safe
+    from reconciler.views.problems import remarks, report, safe
 
-    for warning in fleet.warnings:
-        typer.echo(f"warning: {warning}", err=True)
+    for line in remarks(fleet.warnings):
+        typer.echo(line, err=True)
     if not fleet.problems:
         typer.echo(
             f"{snapshot.root}: {_count(len(fleet.servers), 'server')}, {_count(len(fleet.hosts), 'host')}: valid"

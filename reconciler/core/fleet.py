@@ -166,6 +166,24 @@ class _ReadServer:
     warnings: tuple[Problem, ...]
 
 
+_PLACEHOLDER: Final = re.compile(r"\$\{[^{}\s]{1,80}\}")
+
+
+def _placeholders(value: Any, loc: Loc) -> Iterator[Finding]:
+    """Find values that hold `${X}`: they are served as they stand, and whoever wrote one thinks otherwise."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _placeholders(item, (*loc, key))
+    elif isinstance(value, tuple | list):
+        for at, item in enumerate(value):
+            yield from _placeholders(item, (*loc, at))
+    elif isinstance(value, str):
+        found = _PLACEHOLDER.search(value)
+        if found:
+            message = f"`{found[0]}` stays as it stands, since nothing is filled in in specs; write the value, or share it by a Profile"
+            yield Finding(loc, "warning", message)
+
+
 class _Reading:
     """One load under way. Each `judge_…` leans on those before it."""
 
@@ -181,6 +199,7 @@ class _Reading:
         self._policy = policy
         self._root = root
         self._sealed_files = sealed
+        self._has_placeholders = False
         self._sealed: dict[str, Sealed] = {}
         self._documents: dict[str, dict[str, _Document]] = {kind: {} for kind in KINDS}
         self._bad_files: set[str] = set()
@@ -200,6 +219,7 @@ class _Reading:
 
     def read(self, file: str, content: bytes) -> None:
         """Parse one file and sort its documents in."""
+        self._has_placeholders = self._has_placeholders or b"${" in content
         parsed = yaml_text.parse(content, file)
         if parsed.problems:
             self.problems.extend(parsed.problems)
@@ -383,10 +403,15 @@ class _Reading:
         self._documents["Server"][document.name] = replace(document, tree=empty)
 
     def _warnings(self, server: Server, tree: Tree) -> tuple[Problem, ...]:
-        """Ask the engine what is accepted and still worth a look."""
+        """Ask the engine what is accepted and still worth a look, and say what looks like a variable to fill in."""
         found = []
-        for path, message in self._engines[server.engine.name].warnings(server):
-            finding = Finding(split_path(_fields(tree), path), "warning", message)
+        findings = [
+            Finding(split_path(_fields(tree), path), "warning", message)
+            for path, message in self._engines[server.engine.name].warnings(server)
+        ]
+        if self._has_placeholders:
+            findings += _placeholders(_fields(tree), ())
+        for finding in findings:
             at, text = place_of(tree, finding), worded(finding)
             found.append(Problem(at.file, at.line, at.column, text, server.name))
         return tuple(found)

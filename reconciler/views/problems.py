@@ -16,7 +16,9 @@ from reconciler.core.errors import Problem
 WIDTH: Final = 110
 """Of the excerpt; a line of flow style may be far longer than a terminal."""
 
-_KEY: Final = re.compile(r"(?<![\w.-])([\w.-]++)[\"']?+\s*+:\s*+(?!\{?\s*file\s*:)(?=[^\s{])")
+_KEY: Final = re.compile(
+    r"(?<![\w.-])([\w.-]++)[\"']?+\s*+:\s*+(?!\{?\s*(?:file|age|sops|credential)\s*:)(?=[^\s{])"
+)
 """A key with a value behind it. Begins at a word's begin and gives nothing back, so a line of one long word costs one look."""
 _SECRET_WORD: Final = re.compile(
     r"key|token(?!s|iz)|secret|passw|credential|authorization", re.IGNORECASE
@@ -40,6 +42,23 @@ def report(problems: Iterable[Problem], files: Mapping[str, bytes]) -> str:
             if problem.line <= len(text):
                 parts += excerpt(text[problem.line - 1], problem)
     return "\n".join(parts)
+
+
+NAMED: Final = 3
+"""Servers that a line names of all those that it is about."""
+
+
+def remarks(warnings: Iterable[Problem]) -> list[str]:
+    """Write every warning once: one that comes from a profile says how many servers it is about, and names the first."""
+    servers: dict[str, list[str]] = {}
+    for warning in warnings:
+        servers.setdefault(str(warning), []).append(warning.server or "")
+    lines = []
+    for text, names in servers.items():
+        more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        about = f" ({len(names)} servers: {', '.join(names[:NAMED])}{more})"
+        lines.append(safe(f"warning: {text}{about if len(names) > 1 else ''}"))
+    return lines
 
 
 def excerpt(line: str, problem: Problem) -> list[str]:

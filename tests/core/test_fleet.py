@@ -381,3 +381,35 @@ def test_loading_is_linear() -> None:
     hosts = "---\n".join(HOST.replace("llm-two", f"h{i}") for i in range(300))
     fleet = load({**files, "h.yaml": hosts})
     assert len(fleet.servers) == 300
+
+
+def test_what_looks_like_a_variable_is_served_as_it_stands_and_said() -> None:
+    """S18: no environment of the controller ever fills a spec in; whoever writes `${X}` is told so, at its place."""
+    text = server("a", more='env: {NCCL_SOCKET_IFNAME: "${HOME}"}\n')
+    fleet = load({"hosts.yaml": HOST, "fleet.yaml": text})
+    assert fleet.servers[0].env["NCCL_SOCKET_IFNAME"] == "${HOME}"
+    (warning,) = [w for w in fleet.warnings if "${HOME}" in w.message]
+    assert warning.line > 0
+    assert "nothing is filled in in specs" in warning.message
+
+
+def test_profiles_extend_profiles_and_environments_are_folders() -> None:
+    """The nearest word counts, key by key, whichever folder it stands in; two environments share a base and not a name."""
+    base = (
+        "apiVersion: reconciler/v1\nkind: Profile\nname: base\nenv: {A: base, B: base, C: base}\n"
+    )
+    prod = "apiVersion: reconciler/v1\nkind: Profile\nname: prod\nextends: base\nenv: {B: prod, C: prod}\n"
+    one = server("a", more="extends: prod\nenv: {C: own}\n")
+    two = server("b", port=30001, gpu=1, more="extends: base\n")
+    fleet = load(
+        {
+            "base.yaml": base,
+            "prod/profile.yaml": prod,
+            "prod/a.yaml": one,
+            "staging/b.yaml": two,
+            "hosts.yaml": HOST,
+        }
+    )
+    assert fleet.problems == ()
+    assert dict(fleet.servers[0].env) == {"A": "base", "B": "prod", "C": "own"}
+    assert dict(fleet.servers[1].env) == {"A": "base", "B": "base", "C": "base"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reconciler.core.errors import Problem
-from reconciler.views.problems import WIDTH, report
+from reconciler.views.problems import WIDTH, remarks, report
 
 
 def shown(text: str, line: int, column: int, message: str = "`x`: wrong") -> list[str]:
@@ -80,3 +80,13 @@ def test_a_count_of_tokens_is_no_secret() -> None:
     shown = report([Problem("a.yaml", 1, 1, "x")], {"a.yaml": line})
     assert "max_tokens: 1e9" in shown
     assert "abcdef" not in shown
+
+
+def test_a_warning_of_a_profile_is_one_line_however_many_servers_extend_it() -> None:
+    """A thousand servers of one profile do not bury what else is said."""
+    about = [Problem("p.yaml", 3, 5, "`args.x`: is old", f"server-{i}") for i in range(1000)]
+    alone = Problem("q.yaml", 1, 1, "`args.y`: is odd", "alone")
+    assert remarks([*about, alone]) == [
+        "warning: p.yaml:3:5: `args.x`: is old (1000 servers: server-0, server-1, server-2, and 997 more)",
+        "warning: q.yaml:1:1: `args.y`: is odd",
+    ]
