@@ -251,7 +251,9 @@ def test_every_field_of_a_schema_says_what_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [ROOT / "specs", *sorted(ROOT.glob("examples/*.yaml"))], ids=lambda path: path.name
+    "path",
+    [ROOT / "specs", ROOT / "examples/secrets", *sorted(ROOT.glob("examples/*.yaml"))],
+    ids=lambda path: path.name,
 )
 def test_every_example_and_the_fleet_of_this_repository_validate(path: Path) -> None:
     """With the product's own engines and their flag catalogues."""
