@@ -21,11 +21,27 @@ from typing import Any
 
 import pytest
 from forge_server import TOKEN, FakeForge, forge_server
-from live_controller import Begun, Controller, HostView, eventually
+from lab_engine import hold_command
+from live_controller import (
+    GATE,
+    GPU_MIB,
+    PORT,
+    Begun,
+    Controller,
+    HostView,
+    eventually,
+    requests_in_flight,
+)
 from transports.loopback import Keys, Servers, Sshd
 from witness import SIGNALS, Witness
 
+from reconciler.cli.context import load_snapshot
+from reconciler.core.perf_drift import PerfHeld
 from reconciler.lab.hosts import SystemdHost
+from reconciler.probing import probed
+from reconciler.reconcile import survey
+from reconciler.settings import load_settings
+from reconciler.wiring import RealClock, world
 
 pytestmark = pytest.mark.lab
 
@@ -286,3 +302,26 @@ def test_what_was_not_meant_is_held_and_of_a_burst_only_the_last_is_rolled_out(
     serves(operator, f"burst-{BURST - 1}")
     # The first of the burst may have begun; what came while it waited took its place.
     assert 1 <= view.starts() - starts <= 6
+
+
+@pytest.mark.nightly
+def test_a_light_probe_measures_a_real_server_only_while_nobody_uses_it(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured against the record of its own gate: as fast as then, and in use it is left alone."""
+    controller, view = operator.controller, operator.view
+    for name, value in controller.environment.items():
+        monkeypatch.setenv(name, value)
+    command = hold_command("--model", "one", "--load", "0.1", gpus=(0,), mib=GPU_MIB, port=PORT)
+    engine = {"name": "custom", "command": command, "in_flight": "/metrics"}
+    controller.commit("one", engine=engine)
+    controller.set(gate={**GATE, "baseline": {"max_loss": "50%"}})  # The machine is shared.
+    assert controller.apply().ended == (0, "Applied", "")
+    setup = load_settings(controller.environment, home=controller.home, uid=os.getuid())
+    fleet, _ = load_snapshot(controller.specs, setup)
+    far = world(setup, RealClock())
+    (found,) = survey(fleet, far).hosts
+    with far.connect(found.host) as port:
+        assert isinstance(probed(found.plans[0], port, far, lambda: False), PerfHeld)
+        with requests_in_flight(view, 1, "one"):
+            assert "in use" in probed(found.plans[0], port, far, lambda: False).sentence
