@@ -218,15 +218,21 @@ def test_people_are_told_of_a_slower_server_once_and_of_its_recovery() -> None:
     assert recovered.urgency.value == "success"
 
 
+TELLS_USE = DOCUMENT.format(steps=1).replace(
+    "engine: {name: custom,", "engine: {name: custom, in_flight: /metrics,"
+)
+
+
 def test_what_is_probed_is_what_is_applied_not_what_the_specs_say_by_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Spec, GPUs and evidence come from the host's record; somebody waiting reads as unknown use, which is not idle."""
     stage = Stage()
-    stage.push(1)
+    stage.source.write(TELLS_USE)
     stage.run(120)
     ended_pass = next(n for n in reversed(stage.notices) if isinstance(n, PassEnded))
     (host,) = ended_pass.found.hosts
+    waiting: list[str] = []
     asked: list[tuple[Any, ...]] = []
 
     def measure(server: Any, _port: object, evidence: Any, in_use: Any, **more: Any) -> PerfFinding:
@@ -236,21 +242,24 @@ def test_what_is_probed_is_what_is_applied_not_what_the_specs_say_by_now(
     monkeypatch.setattr(probing, "probe_performance", measure)
     world = stage.daemon.setup.world
     with world.connect(host.host) as port:
-        assert probing.probed(host.plans[0], port, world, lambda: True) == NotProbed("a test")
+        assert probing.probed(host.plans[0], port, world, lambda: bool(waiting)) == NotProbed(
+            "a test"
+        )
     ((server, evidence, in_use, more),) = asked
     assert revision(server) == host.plans[0].applied
     assert evidence["kind"] == "gate"
     assert len(more["facts"]["gpus"].split(",")) == 2
+    assert in_use() == 0
+    waiting.append("a commit")
     assert in_use() is None
 
 
 def test_how_many_requests_a_server_has_is_asked_of_itself() -> None:
     """By the engine's own request over the host's loopback; what it does not say is unknown."""
     stage = Stage()
-    text = DOCUMENT.format(steps=1).replace("engine: {name: custom,", "engine: {name: custom, in_flight: /metrics,")  # fmt: skip
-    stage.source.write(text)
+    stage.source.write(TELLS_USE)
     stage.run(120)
-    fleet = load_fleet({"a.yaml": text.encode()}, engines=ENGINES)
+    fleet = load_fleet({"a.yaml": TELLS_USE.encode()}, engines=ENGINES)
     (server,) = fleet.servers
     world = stage.daemon.setup.world
     with world.connect(fleet.hosts[0]) as port:
