@@ -421,9 +421,11 @@ _DENIED: Final = (
 _DENIED_ENV: Final = tuple((re.compile(rf"(?:{p})\Z", re.IGNORECASE), why) for p, why in _DENIED)
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z", re.ASCII)
 SECRET_ENV: Final = re.compile(
-    r"(?:.*_)?(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)\Z",
+    r".*PASSWORD\Z|(?:.*_)?(?:TOKEN|SECRET|PASSWD|API_?KEY|ACCESS_KEY|SECRET_KEY|PRIVATE_KEY)\Z",
     re.IGNORECASE,
 )
+SECRET_ENV_UNLESS_PATH: Final = re.compile(r".+_(?:KEY|PASS|PASSPHRASE|PAT)\Z", re.IGNORECASE)
+"""Such as `OPENAI_KEY` or `DB_PASS`; but `TLS_KEY: /etc/tls/key.pem` names a place."""
 URL_CREDENTIAL: Final = re.compile(r"://[^/\s:@]{1,200}:[^/\s@]{1,200}@")
 """`user:password@` in a URL, wherever it stands in a value."""
 SECRET_FLAG: Final = re.compile(

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from reconciler.core.grammar import SECRET_ENV, SECRET_FLAG, URL_CREDENTIAL
+from reconciler.core.grammar import SECRET_ENV, SECRET_ENV_UNLESS_PATH, SECRET_FLAG, URL_CREDENTIAL
 
 MASK: Final = "(secret)"
 
-_KEY: Final = r"[A-Za-z0-9_-]*?(?:token(?![A-Za-z])|(?:secret|passw(?:or)?d|passphrase|api[-_]?key|access[-_]?key|private[-_]?key|credential)s?)"
+_KEY: Final = r"[A-Za-z0-9_-]*?(?:token(?![A-Za-z])|(?:secret|passw(?:or)?d|passphrase|api[-_]?key|access[-_]?key|private[-_]?key|credential)s?|_(?:key|pass|pat)(?![A-Za-z0-9_]))"
 _VALUE: Final = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[^\s"']+)"""
 _ASSIGNED: Final = re.compile(rf"(?i)(\b{_KEY})=({_VALUE})")
 _WORD: Final = re.compile(rf"""(?i)(["'])({_KEY})=((?:[^"'\\]|\\.)*)(["'])""")
@@ -52,7 +52,12 @@ def _kept(value: str) -> str:
 
 def is_secret(name: str, value: str) -> bool:
     """Say whether a variable or flag carries a secret: by its name, or by what its value looks like."""
-    named = SECRET_ENV.match(name) or SECRET_FLAG.match(name) or re.fullmatch(f"(?i){_KEY}", name)
+    named = (
+        SECRET_ENV.match(name)
+        or SECRET_ENV_UNLESS_PATH.match(name)
+        or SECRET_FLAG.match(name)
+        or re.fullmatch(f"(?i){_KEY}", name)
+    )
     return bool(named and not value.startswith("/")) or holds_secret(value)
 
 

@@ -31,6 +31,7 @@ from reconciler.core.checks import IDS
 from reconciler.core.grammar import (
     IS_LABEL,
     SECRET_ENV,
+    SECRET_ENV_UNLESS_PATH,
     SECRET_FLAG,
     URL_CREDENTIAL,
     AbsolutePath,
@@ -1008,7 +1009,12 @@ class Server(Strictly):
     @classmethod
     def _no_secret_values(cls, env: dict[str, str]) -> dict[str, str]:
         why = "looks like a secret; write it under `secrets`, as a file on the host"
-        raise_all(((name,), why) for name in env if SECRET_ENV.match(name))
+        raise_all(
+            ((name,), why)
+            for name, value in env.items()
+            if SECRET_ENV.match(name)
+            or (SECRET_ENV_UNLESS_PATH.match(name) and not value.startswith("/"))
+        )
         in_url = "holds a password in a URL, which everybody on the host could read; write it under `secrets`, as a file on the host"
         raise_all(((name,), in_url) for name, value in env.items() if URL_CREDENTIAL.search(value))
         return env

@@ -184,7 +184,7 @@ def test_no_secret_of_a_hand_made_unit_is_ever_written_or_shown() -> None:
         "  --mem-fraction-static 0.85 --api-key sk-verysecretverysecret --admin-api-key hunter2hunter2",
     ).replace(
         "Environment=NCCL_DEBUG=INFO",
-        'Environment="HF_TOKEN=hf_abcdefghijklmnopqrstuv"\nEnvironment=WANDB=https://me:hunter2@wandb.example MY_PASSWORD=hunter2',
+        'Environment="HF_TOKEN=hf_abcdefghijklmnopqrstuv"\nEnvironment=WANDB=https://me:hunter2@wandb.example MY_PASSWORD=hunter2\nEnvironment=OPENAI_KEY=hunter2hunter2',
     )
     stage = Stage(text)
     adoption, spec = stage.draft()
@@ -192,7 +192,13 @@ def test_no_secret_of_a_hand_made_unit_is_ever_written_or_shown() -> None:
     shown = spec + str(as_document(adoption, spec)) + str(plan.notes) + plan.sentence
     for secret in SECRETS:
         assert secret not in shown
-    assert {s.name for s in adoption.secrets} >= {"HF_TOKEN", "api-key", "WANDB", "MY_PASSWORD"}
+    assert {s.name for s in adoption.secrets} >= {
+        "HF_TOKEN",
+        "api-key",
+        "WANDB",
+        "MY_PASSWORD",
+        "OPENAI_KEY",
+    }
     (server,) = stage.fleet(spec).servers
     assert server.secrets["HF_TOKEN"].file == "/etc/reconciler/qwen/HF_TOKEN"
     assert server.listen.api_key is not None
