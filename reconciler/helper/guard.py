@@ -7,7 +7,7 @@ whatever is not known refuses (S2, S12). Part of the shipped helper: Python 3.9,
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from reconciler.helper.machine import Busy, Machine, Reading, Refused
 from reconciler.helper.observe import need_root
@@ -36,8 +36,11 @@ from reconciler.helper.records import (
 GUARD_LOCK_WAIT_S = 20.0
 
 
-def guard_main(machine: Machine, prefix: str) -> int:
-    """Check one start, write the claims, and return the exit status: 0 lets the unit start."""
+def guard_main(machine: Machine, prefix: str, prepare: Callable[[Machine, str, str], None]) -> int:
+    """Check one start, write the claims, and return the exit status: 0 lets the unit start.
+
+    `prepare(machine, server, unit)` makes what the unit reads at its start, once nothing stands in the way.
+    """
     try:
         unit = unit_name(f"{prefix}.service")
         with machine.lock(GUARD_LOCK_WAIT_S):
@@ -47,6 +50,7 @@ def guard_main(machine: Machine, prefix: str) -> int:
             try:
                 check_start(machine, server, unit)
                 write_claims(machine, server, unit)
+                prepare(machine, server, unit)
             except Refused as refused:
                 note_guard(machine, server, unit, refused.message)
                 raise

@@ -224,6 +224,12 @@ def renew_secrets(act: Act, unit: str) -> None:
             return
 
 
+def renew_at_start(machine: Machine, server: str, unit: str) -> None:
+    """Make the secret files anew before a start that nobody asked for: a reboot in a trial brings back the older unit."""
+    if read_record(machine, server, "intent") is not None:
+        renew_secrets(Act(machine, server, {}), unit)
+
+
 def secret_value(act: Act, path: str, owner: Dict[str, Any]) -> str:
     """Return what a secret file holds, if the server's user may have it.
 
@@ -300,6 +306,7 @@ __all__ = [
     "refuse_masked",
     "remember_produced",
     "remove_files",
+    "renew_at_start",
     "renew_secrets",
     "saved_digest",
 ]

@@ -15,6 +15,7 @@ from typing import BinaryIO, List, Optional
 from reconciler.helper.acts import answer
 from reconciler.helper.guard import guard_main
 from reconciler.helper.host import RealMachine
+from reconciler.helper.install import renew_at_start
 from reconciler.helper.machine import Machine
 from reconciler.helper.protocol import frame
 from reconciler.helper.records import encoded
@@ -35,7 +36,7 @@ def main_installed(argv: List[str], stdin: BinaryIO, stdout: BinaryIO) -> int:
     keep_going()
     machine = RealMachine()
     if argv[:1] == ["guard"] and len(argv) == 2:
-        return guard_main(machine, argv[1])
+        return guard_main(machine, argv[1], renew_at_start)
     if argv == ["tick"]:
         return tick_main(machine)
     if argv:

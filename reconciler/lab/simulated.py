@@ -28,6 +28,7 @@ from reconciler.helper.enrol import (
     tick_unit_text,
 )
 from reconciler.helper.guard import guard_main
+from reconciler.helper.install import renew_at_start
 from reconciler.helper.machine import Busy, Reading
 from reconciler.helper.records import PERMANENT, STATE, encoded, sha256_of
 from reconciler.helper.revert import tick_main
@@ -757,7 +758,7 @@ class SimulatedHost:
         """Run the real guard verb, as the guard's unit does."""
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
-            status = guard_main(self.machine(), prefix)
+            status = guard_main(self.machine(), prefix, renew_at_start)
         if said.getvalue():
             self.host.log(f"{prefix}.service", None, said.getvalue().strip(), 4)
         return status

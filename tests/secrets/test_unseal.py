@@ -17,20 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from steering_stage import ENGINES, Stage
 
 from reconciler.core.conditions import Outcome, Reason
+from reconciler.core.event import StepStarted
 from reconciler.core.fleet import Fleet, load_fleet
 from reconciler.core.policy import Grant, Policy
 from reconciler.core.revision import changes, revision, whole
 from reconciler.core.sealed import MAX_BYTES, Sealed
 from reconciler.engines import custom
 from reconciler.helper.records import is_sealed
+from reconciler.lab.simulated import server_on
 from reconciler.offline import base_of
 from reconciler.reconcile import Unseal, act, survey
 from reconciler.resolve import target_of
 from reconciler.sources.directory import Directory
 from reconciler.sources.unseal import Unsealer, UnsealError
-from tests.steering_stage import ENGINES, Stage
 
 CANARY = "canary-7c1e55aa0b"
 OTHER = "canary-d00d2f9911"
@@ -341,6 +343,30 @@ def test_a_secret_reaches_its_host_and_no_record_output_or_log(
     shown = said + more + last + caplog.text + captured.out + captured.err
     assert CANARY not in shown
     assert OTHER not in shown
+
+
+def test_a_reboot_in_a_trial_starts_the_old_unit_with_the_old_secret(keys: Keys) -> None:
+    """S5: what comes back by itself is the last good revision whole, its key with it."""
+    stage = Stage()
+    files = {
+        "specs/fleet.yaml": stage.text(chat="one 0 1\nsecrets: {TOKEN: {age: a.age}}").encode(),
+        "specs/a.age": keys.age(CANARY),
+    }
+    assert passed(stage, files, keys.opens)[0]["chat"].outcome is Outcome.APPLIED
+    fleet = load_fleet({**files, "specs/a.age": keys.age(OTHER)}, engines=ENGINES, root="specs")
+    world = replace(stage.controller, unseal=keys.opens)
+
+    def strike(event: object) -> None:
+        if isinstance(event, StepStarted) and event.step == "ready":
+            stage.hosts["one"].reboot()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        act(survey(fleet, world), world, strike)
+    assert OTHER.encode() in files_of(stage)["/var/lib/reconciler/chat/secrets.env"]
+    stage.world.advance(60)
+    assert server_on(stage.hosts["one"].host, 30000) is not None
+    assert CANARY.encode() in files_of(stage)["/var/lib/reconciler/chat/secrets.env"]
 
 
 def test_another_servers_secret_is_nobody_elses() -> None:
