@@ -601,6 +601,10 @@ def _carry_all(
             for attempt in attempts_of(acting, {p.wish.server: world.new_id() for p in acting}):
                 members = {m.server for m in attempt.members}
                 mine = [p for p in acting if p.wish.server in members]
+                if attempt.resumed and not alone:  # Its own process is still at it.
+                    busy = (still(_under_way(plan, found.host.name)) for plan in mine)
+                    done.update({result.server: result for result in busy})
+                    continue
                 try:
                     opened = opened_for(mine, found.sealed, world.unseal)
                 except ReconcilerError as error:
@@ -660,6 +664,11 @@ def opened_for(
     targets = [p.wish.target for p in plans if p.wish.target is not None]
     wanted = sorted({d for t in targets for d in digests_in(t.spec)})
     return {digest: unseal(sealed[digest]) for digest in wanted if digest in sealed}
+
+
+def _under_way(plan: ServerPlan, host: str) -> ServerPlan:
+    why = f"another process of this installation works on {host} right now; nothing was done here. Run it again when that has ended"
+    return replace(plan, outcome=Outcome.REFUSED, reason=Reason.LEASE_HELD, sentence=why)
 
 
 def _locked(plan: ServerPlan, error: ReconcilerError) -> ServerPlan:

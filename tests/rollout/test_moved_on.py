@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 from reconciler.core.conditions import Outcome, Reason, exit_of
 from reconciler.engines import custom
 from reconciler.lab.schedule import HOST, ControllerDiedError, fleet_of, new_host
@@ -43,3 +46,23 @@ def test_the_old_rollout_is_finished_and_the_newer_commit_is_still_owed() -> Non
     assert result.outcome is Outcome.APPLIED
     (result,) = act(survey(newer, controller), controller, lambda _event: None)
     assert result.outcome is Outcome.IN_SYNC
+
+
+def test_what_another_process_is_at_is_not_half_way() -> None:
+    """S8: a rollout of a process that lives is not taken over by a second one of the same installation; a dead one's is."""
+    world = World(1)
+    host = new_host(world)
+    controller = controller_world(world, {HOST: host}, ENGINES)
+    second = replace(controller, exclusive=lambda _host: nullcontext(enter_result=False))
+    found = []
+
+    def look_on(effect: Effect) -> None:
+        if (effect.kind, effect.detail, effect.stage) == ("call", "start", "after") and not found:
+            found.append(act(survey(fleet_of(1, ENGINES), second), second, lambda _event: None))
+
+    world.on_effect(look_on)
+    (first,) = act(survey(fleet_of(1, ENGINES), controller), controller, lambda _event: None)
+    ((beside,),) = found
+    assert (beside.outcome, beside.reason) == (Outcome.REFUSED, Reason.LEASE_HELD)
+    assert "another process" in beside.sentence
+    assert first.outcome is Outcome.APPLIED
