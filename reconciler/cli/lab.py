@@ -167,7 +167,10 @@ def _up(
     *,
     pve: bool,
 ) -> None:
+    import shlex
+
     from reconciler.lab.engines import install_engine, install_model
+    from reconciler.lab.hosts import DEFAULT_DIRECTORY
 
     wanted = [_engine_and_path(word) for word in engines]
     running = {host.name for host in lab.running()}
@@ -185,8 +188,11 @@ def _up(
     _hand_over(lab)
     _talk(f"specs:  the hosts stand in {lab.inventory}: copy it into your specs")
     _talk(f"login:  ssh -F {lab.ssh_config} {names[0]}")
-    _talk(f"break:  reconcile lab break left-over {names[0]}   (--list shows all cases)")
-    _talk("end:    reconcile lab down --all")
+    where = (
+        "" if lab.directory == DEFAULT_DIRECTORY else f" --dir {shlex.quote(str(lab.directory))}"
+    )
+    _talk(f"break:  reconcile lab break left-over {names[0]}{where}   (--list shows all cases)")
+    _talk(f"end:    reconcile lab down --all{where}")
 
 
 def _boot(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 
-from reconciler.core.conditions import Outcome, Reason, exit_of
+from reconciler.core.conditions import Outcome, Reason, ServerResult, exit_of
 from reconciler.engines import custom
 from reconciler.lab.schedule import HOST, ControllerDiedError, fleet_of, new_host
 from reconciler.lab.simulated_ports import controller_world
@@ -54,7 +54,7 @@ def test_what_another_process_is_at_is_not_half_way() -> None:
     host = new_host(world)
     controller = controller_world(world, {HOST: host}, ENGINES)
     second = replace(controller, exclusive=lambda _host: nullcontext(enter_result=False))
-    found = []
+    found: list[list[ServerResult]] = []
 
     def look_on(effect: Effect) -> None:
         if (effect.kind, effect.detail, effect.stage) == ("call", "start", "after") and not found:
