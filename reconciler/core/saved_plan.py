@@ -77,7 +77,8 @@ def moved(saved: SavedPlan, now: SavedPlan) -> tuple[str, ...]:
         elif before != after:
             found.append(f"{name} is another machine than it was")
     if saved.hash != now.hash:
-        found.append(f"what is live has moved: the plan is now {now.hash}, and was {saved.hash}")
+        why = "" if found else "what is live has moved: "
+        found.append(f"{why}the plan is now {now.hash}, and was {saved.hash}")
     return tuple(found)
 
 

@@ -158,6 +158,9 @@ def test_each_thing_is_compared(changes: dict[str, object], says: str) -> None:
     (why,) = moved(plan(), plan(**changes))
     assert says in why
     assert moved(plan(hosts={"one": ""}), plan(hosts={"one": ""}))
+    # Other specs make another plan: that says nothing of the host.
+    told = moved(plan(), plan(specs_version="f" * 64, hash="0" * 12))
+    assert not any("live" in why for why in told)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_what_another_process_is_at_is_not_half_way() -> None:
     host = new_host(world)
     controller = controller_world(world, {HOST: host}, ENGINES)
     second = replace(controller, exclusive=lambda _host: nullcontext(enter_result=False))
-    found: list[list[ServerResult]] = []
+    found: list[tuple[ServerResult, ...]] = []
 
     def look_on(effect: Effect) -> None:
         if (effect.kind, effect.detail, effect.stage) == ("call", "start", "after") and not found:
