@@ -35,6 +35,10 @@ QUOTED_MAX: Final = 240
 _ITS_OWN: Final = frozenset({Cause.CONFIG_ERROR, Cause.ENGINE_FAULT})
 _NOT_ITS_OWN: Final = frozenset({Cause.HOST_FAULT, Cause.RESOURCE_BUSY, Cause.TRANSIENT})
 
+_AFTER_PROOF: Final = frozenset({"gpu_memory_held", "orphan_workers"})
+"""What a log takes for somebody else's memory. This rollout has proven the cards free a moment before the start, so it settles
+nothing here: the unit's own end decides, else a server that does not fit would be tried, and the old one stopped, again and again."""
+
 
 def explicable(failure: Failure) -> bool:
     """Say whether the server's own words can tell more about a failure."""
@@ -67,7 +71,7 @@ def explained(failure: Failure, target: Target | None, live: LiveHost) -> Failur
 
 def _rejects(failure: Failure, told: Diagnosis) -> bool:
     """Say whether this is a verdict about the revision. A guess moves nothing; a gate's own numbers yield to a broken host alone."""
-    if told.confidence not in {"certain", "likely"}:
+    if told.confidence not in {"certain", "likely"} or told.code in _AFTER_PROOF:
         return failure.rejects
     measured = failure.reason in {Reason.GATE_FAILED, Reason.WRONG_ANSWER}
     if told.cause in _NOT_ITS_OWN and not (measured and told.cause is not Cause.HOST_FAULT):

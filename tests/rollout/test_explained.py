@@ -72,6 +72,9 @@ STORIES: dict[str, tuple[Behaviour, tuple[str, ...], str, bool]] = {
     "weights that do not fit": (
         dies(log("sglang-oom-weights-too-big")), (), "oom_weights", True,
     ),
+    "memory that is missing on cards that were proven free": (
+        dies("torch.AcceleratorError: CUDA error: out of memory"), (), "gpu_memory_held", True,
+    ),
     "a port that is taken": (
         dies(log("trtllm-port-busy")), (), "port_in_use (resource busy", False,
     ),
