@@ -84,12 +84,36 @@ def refused(checks: Sequence[Check]) -> tuple[Check, ...]:
     return tuple(c for c in checks if c.verdict is Verdict.REFUSED)
 
 
-def flags_check(unknown: Sequence[str], host: str) -> Check:
-    """Judge what the installed engine's own help says of the flags."""
+UNPRIVILEGED: Final = "only root can"
+"""The helper's words where it was not let look: nothing is known then, and the rollout, which has the right, looks again."""
+
+
+def flags_check(answer: Mapping[str, Any], host: str) -> Check:
+    """Judge what the installed engine's own help says of the flags. One that dies of its help will not serve either."""
+    told = answer.get("known")
+    unknown = answer.get("unknown")
+    if not isinstance(told, Mapping) or "known" not in told or not isinstance(unknown, list):
+        why = _why(told)[:300] or "no answer"
+        sentence = f"the engine on {host} does not tell its flags ({why})"
+        return Check("engine.flags", Verdict.REFUSED, sentence)
     if unknown:
-        sentence = f"the engine on {host} does not know {', '.join(unknown)}"
+        sentence = f"the engine on {host} does not know {', '.join(str(f) for f in unknown)}"
         return Check("engine.flags", Verdict.REFUSED, sentence)
     return Check("engine.flags", Verdict.OK, "the installed engine knows every flag")
+
+
+ALL_FLAGS: Final[Mapping[str, Any]] = {"known": {"known": []}, "unknown": []}
+"""The answer of an installation that said before that it knows them all."""
+
+
+def unprivileged(checks: Sequence[Check]) -> tuple[Check, ...]:
+    """Read a look without privilege, as a plan may be made of: what it was not let see is not known, and refuses nothing yet."""
+    return tuple(
+        replace(c, verdict=Verdict.UNKNOWN)
+        if c.verdict is Verdict.REFUSED and UNPRIVILEGED in c.sentence
+        else c
+        for c in checks
+    )
 
 
 def installed(facts: Mapping[str, Any]) -> str:

@@ -43,9 +43,8 @@ def preflight(state: Attempt, reply: Reply) -> Move:
     if isinstance(reply, Acted):
         if not member.inspected:
             return _inspected(state, reply)
-        unknown = [str(f) for f in _list(reply.data.get("unknown"))]
         state = state.with_member(flags_checked=True)
-        judged = _judged(state, (checks.flags_check(unknown, state.host),))
+        judged = _judged(state, (checks.flags_check(reply.data, state.host),))
         return judged if isinstance(judged, Fail) else Next(judged)
     if isinstance(reply, Turned):
         what = "engine's flags" if member.inspected else "engine"
@@ -117,10 +116,6 @@ def cards_of(target: Target, live: LiveHost) -> tuple[Card, ...]:
         Card(uuid, known[uuid].minor, known[uuid].total_mib) if uuid in known else Card(uuid)
         for uuid in target.gpu_uuids
     )
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
 
 
 def refusals_of(state: Attempt, member: Member, live: LiveHost) -> Iterator[Refusal]:

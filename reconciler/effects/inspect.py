@@ -59,29 +59,18 @@ def engine_checks(
             return answer.message or answer.reason
         found = checks.judge(looked.demands, answer.data, looked.cards)
         if asked is None:
-            return found
+            return checks.unprivileged(found)
         asked = _of(asked, checks.installed(answer.data))
         if known_flags(host, asked, memory):
-            return (*found, checks.flags_check((), host.name))
+            return (*found, checks.flags_check(checks.ALL_FLAGS, host.name))
         said = check_flags(host, asked, memory)
     except HostError as error:
         return str(error)
-    unknown = said.data.get("unknown") if said.outcome == "done" else None
-    if not isinstance(unknown, list):
-        return found
-    if "known" not in _section(said.data.get("known")):
-        why = str(_section(said.data.get("known")).get("unknown") or "no answer")[:300]
-        sentence = f"the engine did not tell its flags ({why})"
-        return (*found, Check("engine.flags", checks.Verdict.UNKNOWN, sentence))
-    return (*found, checks.flags_check([str(f) for f in unknown], host.name))
+    return checks.unprivileged((*found, checks.flags_check(said.data, host.name)))
 
 
 def _of(asked: CheckFlags, installed: str) -> CheckFlags:
     return CheckFlags(asked.server, asked.argv, asked.flags, asked.user, installed)
-
-
-def _section(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from reconciler.core import checks
 from reconciler.core.attempt import BARE, Attempt, Member, Phase, dump
 from reconciler.core.desired import Target
 from reconciler.core.effect import (
@@ -139,7 +140,7 @@ class Performer:
                 return self._read(inspect(self.ports.host, effect))
             case CheckFlags():
                 if known_flags(self.ports.host, effect, self.ports.flags):
-                    return Acted(clock.now(), {"unknown": []})
+                    return Acted(clock.now(), checks.ALL_FLAGS)
                 return self._read(check_flags(self.ports.host, effect, self.ports.flags))
             case PollLoad(target=target):
                 return self._poll_load(target)

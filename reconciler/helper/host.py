@@ -615,7 +615,7 @@ class RealMachine:
     def engine_facts(self, asked: Dict[str, Any]) -> Dict[str, Any]:
         """Look at what an engine will find here, as the user that it will run as."""
         name = asked.get("user")
-        user = self.user(name).get("known") if name is not None else None
+        user = self.user(name if name is not None else "root").get("known")
         found: Dict[str, Any] = {}
         if asked.get("image"):
             found["image"] = self._image(*asked["image"])
@@ -626,12 +626,12 @@ class RealMachine:
             found["program"] = read_probe(self.run_as(name, argv, PROGRAM_LIMIT_S))
         elif asked.get("binary"):
             found["program"] = self._binary(name, str(asked["binary"]))
-        if name is not None and user is None:
+        if user is None:
             gone = unknown(f"no user {name}")
             found.update(models=gone, nodes=gone)
         else:
-            home = user["home"] if user is not None else "/root"
-            found["models"] = known(inspect_models(asked.get("models") or [], user, home))
+            models = inspect_models(asked.get("models") or [], user, user["home"])
+            found["models"] = known(models)
             found["nodes"] = inspect_nodes(asked.get("nodes") or [], user)
         found["limits"] = each_guarded(
             [list(asked.get("places") or [])], machine_limits, FILE_SYSTEM_LIMIT_S

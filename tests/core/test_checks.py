@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from reconciler.core.checks import IDS, Verdict, judge, refused, runs_on, waived
+from reconciler.core.checks import (
+    IDS,
+    Verdict,
+    flags_check,
+    judge,
+    refused,
+    runs_on,
+    unprivileged,
+    waived,
+)
 from reconciler.core.demands import Card, Demands, WantedModel, load
 from reconciler.lab.world import SOUND_MODEL
 
@@ -149,3 +158,19 @@ def test_demands_come_back_from_what_a_host_keeps_of_them() -> None:
     assert load(json.loads(json.dumps(asdict(DEMANDS)))) == DEMANDS
     assert load(None) is None
     assert load({"engine": "x", "of_the_future": 1}) is None
+
+
+def test_a_help_that_dies_is_refused_and_a_look_without_privilege_only_not_known() -> None:
+    """An engine that ends with a signal at its help knows nothing; a dry run that was not let look refuses nothing by that."""
+    dead = flags_check({"known": {"unknown": "python --help ended with 132"}, "unknown": []}, "one")
+    assert (dead.verdict, "ended with 132" in dead.sentence) == (Verdict.REFUSED, True)
+    assert flags_check({}, "one").verdict is Verdict.REFUSED
+    assert flags_check({"known": {"known": ["--a"]}, "unknown": []}, "one").verdict is Verdict.OK
+    told = "PermissionError: only root can look with another user's rights"
+    blind = facts(
+        program={"unknown": "only root can run a program as sglang"},
+        models={"known": [{"unknown": told}]},
+    )
+    assert {c.id for c in refused(judge(DEMANDS, blind, CARDS))} == {"engine.runs", "model.cached"}
+    assert not refused(unprivileged(judge(DEMANDS, blind, CARDS)))
+    assert refused(unprivileged([dead]))
