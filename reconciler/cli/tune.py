@@ -23,7 +23,7 @@ from reconciler.core.errors import StoreError, UsageError
 from reconciler.core.tuning import OFF, Objective, Point
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from reconciler.core.event import Event
     from reconciler.core.fleet import Fleet
@@ -182,9 +182,22 @@ def _sweep(server: Server, wanted: Wanted) -> Sweep:
     except ValueError as error:
         raise UsageError(f"--margin {wanted.margin}: {error}") from None
     points = points_of([axis_of(text) for text in wanted.sets])
+    _some_possible(server, points)
     return Sweep(
         server, points, gate_of(server, wanted.requires), wanted.objective, margin, wanted.rounds
     )
+
+
+def _some_possible(server: Server, points: Sequence[Point]) -> None:
+    """End before any load where no point could be brought up; say of each that cannot why."""
+    from reconciler.core.tuning import variant
+    from reconciler.wiring import engines
+
+    refused = {p.label: why for p in points if (why := variant(server, p, engines())[1])}
+    if len(refused) == len(points):
+        raise UsageError("; ".join(f"{label}: {why}" for label, why in refused.items()))
+    for label, why in refused.items():
+        sys.stderr.write(f"reconcile: {label} will be left out: {why}\n")
 
 
 def _confirmed(sweep: Sweep, outage_s: float | None, wanted: Wanted) -> bool:

@@ -41,7 +41,7 @@ class SavedPlan(BaseModel):
     overwrite: bool = False
     hosts: Mapping[str, str]
     plan: dict[str, Any] = Field(default_factory=dict)
-    """For whoever reads the file; nothing is carried out from it."""
+    """For whoever reads the file. Nothing is carried out from it, but what it shows must be what would be carried out."""
 
 
 def identities(found: Survey) -> dict[str, str]:
@@ -79,7 +79,34 @@ def moved(saved: SavedPlan, now: SavedPlan) -> tuple[str, ...]:
     if saved.hash != now.hash:
         why = "" if found else "what is live has moved: "
         found.append(f"{why}the plan is now {now.hash}, and was {saved.hash}")
+    elif _shown(saved.plan) != _shown(now.plan):
+        found.append(
+            "the plan that the file shows is not the one that would be carried out: somebody has edited it"
+        )
     return tuple(found)
+
+
+_SHOWN: Final = (
+    "server",
+    "host",
+    "unit",
+    "action",
+    "revision",
+    "gpus",
+    "changes",
+    "unit_diff",
+    "steps",
+)
+
+
+def _shown(plan: Mapping[str, Any]) -> str:
+    """Give what a reviewer decides by, in one spelling; estimates and remarks may differ from day to day."""
+    servers = plan.get("servers")
+    rows = [
+        {key: row.get(key) for key in _SHOWN} if isinstance(row, Mapping) else None
+        for row in (servers if isinstance(servers, list) else ())
+    ]
+    return json.dumps(rows, sort_keys=True)
 
 
 def plan_text(plan: SavedPlan) -> str:

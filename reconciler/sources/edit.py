@@ -38,19 +38,30 @@ def with_settings(content: bytes, server: str, settings: Mapping[str, Any | None
         ):
             for path, value in settings.items():
                 _set(document, path, value)
-            return (text[:start] + _dumped(document) + text[end:]).encode()
+            return (text[:start] + _dumped(document, text[start:end]) + text[end:]).encode()
     raise UsageError(
         f"there is no document of the server {server} in this file; nothing was written"
     )
 
 
-def _yaml() -> Any:
+_DASH: Final = re.compile(
+    r"^( *)(?:[^\s#'\"][^\n]*|\"[^\n]*|'[^\n]*):[ \t]*(?:#[^\n]*)?\n( *)-( +)\S", re.MULTILINE
+)
+_INNER: Final = re.compile(r"^[^\s#-][^\n]*:[ \t]*(?:#[^\n]*)?\n( +)[^\s#-]", re.MULTILINE)
+
+
+def _yaml(text: str) -> Any:
+    """Give a writer that indents as the text does, so that a change of one value shows as one line."""
     from ruamel.yaml import YAML  # noqa: PLC0415  (only who writes specs pays for it)
 
     yaml = YAML(typ="rt")
     yaml.preserve_quotes = True
     yaml.width = 4096
-    yaml.indent(mapping=2, sequence=4, offset=2)
+    dash, inner = _DASH.search(text), _INNER.search(text)
+    offset = max(0, len(dash[2]) - len(dash[1])) if dash else 2
+    behind = len(dash[3]) if dash else 1
+    mapping = len(inner[1]) if inner else 2
+    yaml.indent(mapping=mapping, sequence=offset + 1 + behind, offset=offset)
     return yaml
 
 
@@ -58,14 +69,14 @@ def _parsed(text: str) -> Any:
     from ruamel.yaml.error import YAMLError  # noqa: PLC0415
 
     try:
-        return _yaml().load(text)
+        return _yaml(text).load(text)
     except YAMLError as error:
         raise UsageError(f"the file cannot be read for writing: {error}") from error
 
 
-def _dumped(document: Any) -> str:
+def _dumped(document: Any, before: str) -> str:
     out = io.StringIO()
-    _yaml().dump(document, out)
+    _yaml(before).dump(document, out)
     return out.getvalue()
 
 

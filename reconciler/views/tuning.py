@@ -28,6 +28,7 @@ from reconciler.core.tuning import (
 from reconciler.views.terminal import safe, visible
 
 BAR_WIDTH: Final = 24
+LABEL_WIDTH: Final = 48
 _STYLES: Final = {
     State.MEASURED: "green",
     State.DOMINATED: "yellow",
@@ -110,11 +111,11 @@ def _bars(tried: Sequence[Tried], objective: Objective) -> Iterator[str]:
     if not most:
         return
     yield "tokens a second of " + ("all streams" if which else "one stream")
-    width = max(len(visible(one.point.label)) for one in tried)
+    width = max(len(_short(one.point.label, LABEL_WIDTH)) for one in tried)
     for one, value in values:
         if value is not None:
             bar = "█" * max(1, round(BAR_WIDTH * value / most))
-            label = safe(f"{visible(one.point.label):<{width}}")
+            label = safe(f"{_short(one.point.label, LABEL_WIDTH):<{width}}")
             yield f"  {label}  [{_STYLES[one.state]}]{bar}[/] {value:.1f}"
 
 
@@ -199,7 +200,13 @@ def message(server: str, tried: Sequence[Tried], choice: Choice, objective: Obje
     assert isinstance(console.file, StringIO)
     chosen = choice.winner.point.label if choice.winner is not None else "nothing"
     text = "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
-    return f"Tune {server}: {visible(chosen)}\n\n{text}\n"
+    return f"Tune {server}: {_short(chosen, 50)}\n\n{text}\n"
+
+
+def _short(text: str, most: int) -> str:
+    """Cut a label where a long value would push everything else away; the table has it whole."""
+    seen = visible(text)
+    return seen if len(seen) <= most else f"{seen[: most - 1]}…"
 
 
 __all__ = ["as_json", "lines", "message", "numbers_of", "page", "scatter", "table"]

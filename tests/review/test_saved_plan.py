@@ -118,6 +118,22 @@ def test_whatever_moved_it_is_refused_and_nothing_is_done(
     assert "stale" in capsys.readouterr().err
 
 
+def test_a_file_that_shows_another_plan_than_its_own_is_refused(
+    clerk: Clerk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever reviewed an edited file approved something else: exit 5, and nothing is started."""
+    clerk.save()
+    whole = clerk.file.read_text()
+    edited = whole.replace("--steps", "--stepz")
+    assert edited != whole
+    clerk.file.write_text(edited)
+    assert clerk.apply() == STALE
+    assert "edited" in capsys.readouterr().err
+    assert clerk.at.host.host.truth.starts == []
+    clerk.file.write_text(whole)
+    assert clerk.apply() == 0
+
+
 def test_another_version_or_commit_is_refused(
     clerk: Clerk, capsys: pytest.CaptureFixture[str]
 ) -> None:

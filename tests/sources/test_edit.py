@@ -78,3 +78,16 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="as it was"):
         replace_file(tmp_path / "missing" / "a.yaml", b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["a.yaml"]
+
+
+@pytest.mark.parametrize("offset", [0, 2, 4])
+@pytest.mark.parametrize("mapping", [2, 3, 4])
+def test_a_file_is_indented_as_its_author_did(offset: int, mapping: int) -> None:
+    """One value changes one line, however deep lists and maps stand."""
+    pad, dash = " " * mapping, " " * offset
+    text = (
+        f"kind: Server\nname: qwen\ngpus:\n{dash}- 0\n{dash}- 1\nargs:\n{pad}a: 1\n{pad}b: 2\n"
+        f"gate:\n{pad}runs:\n{pad}{dash}- name: one\n{pad}{dash}  requests: 8\n"
+    )
+    after = with_settings(text.encode(), "qwen", {"args.a": 5}).decode()
+    assert after == text.replace("a: 1", "a: 5")

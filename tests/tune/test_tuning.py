@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from reconciler.cli.tune import _some_possible
 from reconciler.core.errors import UsageError
 from reconciler.core.fleet import load_fleet
 from reconciler.core.measurement import Distribution, RunResult
@@ -128,6 +129,17 @@ def test_a_variant_is_the_server_with_its_settings_and_no_gate() -> None:
     assert "no-such-flag" in why
     through, why = variant(server(), Point((("model.x", 1),)), engines())
     assert (through, why) == (None, "model.x: `model` is no map")
+
+
+def test_a_sweep_without_a_possible_point_ends_before_any_load(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A typo costs nobody a measurement; where some points are possible the others are named and left out."""
+    wrong, right = (Point((("speculative.num_steps", value),)) for value in ("many", 3))
+    with pytest.raises(UsageError, match="num_steps=many"):
+        _some_possible(server(), [wrong])
+    _some_possible(server(), [wrong, right])
+    assert "num_steps=many will be left out" in capsys.readouterr().err
 
 
 def test_the_gate_of_a_sweep_has_two_ends_and_the_limits_that_were_asked_for() -> None:
