@@ -28,7 +28,7 @@ from reconciler.cli.context import (
     settings,
     stoppable,
 )
-from reconciler.core.errors import UsageError
+from reconciler.core.errors import ReconcilerError, UsageError
 
 if TYPE_CHECKING:
     from reconciler.core.live import LiveServer, Records
@@ -505,8 +505,8 @@ def _rollback(name: str, to: str, specs: SpecsAt, *, yes: bool) -> int:
         rejected = {r.revision for r in records.rejected}
         good = [r for r in records.revisions if r != applied and r not in rejected]
         if not good:
-            message = f"the host keeps no good revision of {name} before the applied one"
-            raise UsageError(message)
+            message = f"the host keeps no good revision of {name} before the applied one; nothing was changed"
+            raise ReconcilerError(message)
         return good[-1]
 
     left: list[str] = []

@@ -70,9 +70,7 @@ def _field(change: FieldChange) -> str:
 
 def _outage(server: ServerReview) -> str:
     if server.outage_s is None:
-        return (
-            "expected outage: not known offline; `--against STATE` estimates it from past rollouts"
-        )
+        return "expected outage: not known; past rollouts in a state (`--against STATE`) would tell"
     runs = "1 rollout" if server.outage_runs == 1 else f"{server.outage_runs} rollouts"
     return f"expected outage: about {server.outage_s:.0f} s (median of the last {runs} there)"
 

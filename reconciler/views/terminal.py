@@ -154,7 +154,7 @@ def _outage(plan: ServerPlan) -> str:
     if plan.action in UNTOUCHED:
         return "expected outage: none"
     if plan.outage_s is None:
-        return "expected outage: not known yet (no rollout of this server on this host so far); about the time the model takes to load"
+        return "expected outage: not known yet (no change of this server on this host so far); about the time the model takes to load"
     runs = "1 rollout" if plan.outage_runs == 1 else f"{plan.outage_runs} rollouts"
     return f"expected outage: about {plan.outage_s:.0f} s (median of the last {runs} here, process to process)"
 
