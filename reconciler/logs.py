@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
 
@@ -19,6 +21,21 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+
+
+class _StandardError:
+    """Standard error as it is when something is written. A log that nobody can read any more stops no work and no thread."""
+
+    def write(self, text: str) -> int:
+        """Write, or let it go."""
+        with suppress(OSError, ValueError, AttributeError):
+            return sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or let it go."""
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
 
 
 def configure(environ: Mapping[str, str]) -> None:
@@ -38,7 +55,7 @@ def configure(environ: Mapping[str, str]) -> None:
             last,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _StandardError())),
         cache_logger_on_first_use=True,
     )
     for library in ("paramiko", "asyncio"):

@@ -22,6 +22,7 @@ from reconciler.core.measurement import Baseline, RunResult
 from reconciler.core.plan import Action, Permissions, ServerPlan
 from reconciler.core.revision import revision
 from reconciler.core.spec import Gate, Server
+from reconciler.core.survey import Survey
 from reconciler.core.tuning import (
     RACE_AFTER,
     Choice,
@@ -157,6 +158,18 @@ def run_sweep(
         HostError: The host cannot be told that the server is being tuned.
     """
     return _Run(sweep, fleet, world, measure, journal, listener).run(resume=resume)
+
+
+def _ungated(found: Survey) -> Survey:
+    """Leave the gate out of the rollouts: a sweep measures by itself, and what comes back has passed it before.
+
+    The servers keep their gates, so that what is applied at the end is what the spec says, policy and all.
+    """
+    hosts = (
+        replace(h, plans=tuple(replace(p, wish=replace(p.wish, gated=False)) for p in h.plans))
+        for h in found.hosts
+    )
+    return Survey(tuple(hosts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +357,7 @@ class _Run:
             only=frozenset({server.name}),
             allow=Permissions(retry=True, supersede=True, through_hold=self.owner),
         )
-        return act(found, world, self.listener.event)[0]
+        return act(_ungated(found), world, self.listener.event)[0]
 
     def _restore(self) -> tuple[bool, str]:
         """Bring back what was applied; whether it serves, and what is to be said otherwise."""

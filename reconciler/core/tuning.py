@@ -238,14 +238,12 @@ def _block(name: str) -> str:
 def variant(
     server: Server, point: Point, engines: Mapping[str, EngineRules]
 ) -> tuple[Server | None, str]:
-    """Give the server with a point's settings, or why there can be none. Its gate is left out: a sweep measures by itself."""
+    """Give the server with a point's settings, or why there can be none."""
     raw = whole(server)
     for name, value in point.settings:
         problem = _set(raw, name, value)
         if problem:
             return None, problem
-    for key in ("gate", "suspend"):
-        raw.pop(key, None)
     found, findings = read_server(frozen(raw), engines)
     if found is None:
         said = "; ".join(f"{'.'.join(map(str, f.loc))}: {f.message}" for f in findings)

@@ -13,7 +13,7 @@ import pytest
 from reconciler import tune
 from reconciler.bench.load_plan import Endpoint, LoadPlan
 from reconciler.bench.rounds import GateOutcome, run_gate
-from reconciler.core.conditions import Outcome
+from reconciler.core.conditions import Outcome, Reason
 from reconciler.core.errors import UsageError
 from reconciler.core.event import Event
 from reconciler.core.fleet import Fleet, load_fleet
@@ -181,10 +181,11 @@ class Bench:
         self.after(tried)
 
     def settled(self) -> Outcome:
-        """Run a pass as anybody would afterwards."""
-        return act(survey(self.fleet, self.controller), self.controller, lambda _event: None)[
-            0
-        ].outcome
+        """Run a pass as anybody would afterwards; a sweep leaves nothing to be said of the gate either."""
+        found = survey(self.fleet, self.controller)
+        (result,) = act(found, self.controller, lambda _event: None)
+        assert result.reason in {Reason.NONE, Reason.HOLD}
+        return result.outcome
 
     def served_steps(self) -> str | None:
         """Say which K serves now."""

@@ -116,7 +116,7 @@ def test_more_points_than_anybody_waits_for_are_refused() -> None:
         points_of([axis, axis])
 
 
-def test_a_variant_is_the_server_with_its_settings_and_no_gate() -> None:
+def test_a_variant_is_the_server_with_its_settings() -> None:
     """`off` leaves speculation out; what the engine's rules refuse comes with the rule."""
     found, why = variant(server(), Point((("speculative.num_steps", 7),)), engines())
     assert found is not None, why
