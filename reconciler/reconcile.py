@@ -8,7 +8,7 @@ up no other (L7).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -422,12 +422,12 @@ def pinned_survey(
     fleet: Fleet,
     server: Server,
     world: World,
-    choose: Callable[[Records], str],
+    choose: Callable[[Records, Sequence[Mapping[str, Any]]], str],
     sentence: str,
 ) -> Survey:
     """Plan a rollout of a revision that the host keeps, whatever the specs say by now.
 
-    `choose` picks the revision from the host's records; what it raises passes. The plan is blocked where the host does not
+    `choose` picks the revision from the host's records and history; what it raises passes. The plan is blocked where the host does not
     have the whole content of that revision.
     """
     host = fleet.host(server.host)
@@ -440,7 +440,7 @@ def pinned_survey(
             if records is None:
                 plan = plan_server(wish, found, {}, NO_EXTRAS)
                 return Survey((HostSurvey(host, (plan,), live),))
-            revision = choose(records)
+            revision = choose(records, found.history)
             target, gate = fetch_revision(port, server.name, revision)
             applied = records.applied.revision if records.applied else ""
             old = (

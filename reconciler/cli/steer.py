@@ -7,7 +7,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -497,23 +497,30 @@ def _answer_to(name: str, token: str, wait_s: float, specs: SpecsAt) -> int:
     return exit_of(ServerResult(name, Outcome(outcome), reason, sentence)).code
 
 
+History = Sequence[Mapping[str, Any]]
+
+
 def _rollback(name: str, to: str, specs: SpecsAt, *, yes: bool) -> int:
-    def choose(records: Records) -> str:
-        applied = records.applied.revision if records.applied else ""
+    from reconciler.core.going_back import good_before
+
+    def choose(records: Records, history: History) -> str:
         if to:
             return kept_revision(name, to, records.revisions)
-        rejected = {r.revision for r in records.rejected}
-        good = [r for r in records.revisions if r != applied and r not in rejected]
-        if not good:
-            message = f"the host keeps no good revision of {name} before the applied one; nothing was changed"
+        before = good_before(records, history)
+        if not before:
+            kept = ", ".join(r[:12] for r in records.revisions) or "none"
+            message = (
+                f"no good revision of {name} before the applied one is known on its host (kept: {kept}); nothing was "
+                "changed. `--to REVISION` names one"
+            )
             raise ReconcilerError(message)
-        return good[-1]
+        return before
 
     left: list[str] = []
 
-    def choose_and_note(records: Records) -> str:
+    def choose_and_note(records: Records, history: History) -> str:
         left.append(records.applied.revision if records.applied else "")
-        return choose(records)
+        return choose(records, history)
 
     code = _pinned(name, specs, yes=yes, choose=choose_and_note, sentence="a person asked for it")
     if code == 0 and left and left[0]:
@@ -534,7 +541,7 @@ def _rollback(name: str, to: str, specs: SpecsAt, *, yes: bool) -> int:
 
 
 def _restart(name: str, specs: SpecsAt, *, yes: bool) -> int:
-    def choose(records: Records) -> str:
+    def choose(records: Records, _history: History) -> str:
         if records.applied is None:
             message = f"nothing is applied on the host of {name}: run `reconcile` to deploy it"
             raise UsageError(message)
@@ -544,7 +551,12 @@ def _restart(name: str, specs: SpecsAt, *, yes: bool) -> int:
 
 
 def _pinned(
-    name: str, specs: SpecsAt, *, yes: bool, choose: Callable[[Records], str], sentence: str
+    name: str,
+    specs: SpecsAt,
+    *,
+    yes: bool,
+    choose: Callable[[Records, History], str],
+    sentence: str,
 ) -> int:
     """Roll out a revision that the host keeps, whatever the specs say by now."""
     from reconciler.cli.run import (

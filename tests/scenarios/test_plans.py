@@ -199,7 +199,7 @@ def restart_asked_for(at: Stage) -> str:
     at.apply(document())
     loaded = fleet(document())
 
-    def applied(records: object) -> str:
+    def applied(records: object, _history: object) -> str:
         return str(records.applied.revision)  # type: ignore[attr-defined]
 
     found = pinned_survey(
