@@ -7,6 +7,7 @@ import json
 import pytest
 from lab_engine import hold_command
 from live_controller import GPU_MIB, Controller, HostView
+from ruamel.yaml import YAML
 
 pytestmark = pytest.mark.lab
 
@@ -47,7 +48,6 @@ def test_a_sweep_ends_in_a_commit_and_the_applied_server_is_back(
     assert view.record("applied")["revision"] == applied
     assert controller.apply().ended == (0, "InSync", "")
     controller.git("checkout", "--quiet", "tune/llm")
-    assert json.loads((controller.specs / "llm.yaml").read_text())["engine"]["command"] == command(
-        160, 480
-    )
+    written = YAML(typ="safe").load((controller.specs / "llm.yaml").read_text())
+    assert written["engine"]["command"] == command(160, 480)
     assert "<svg" in (controller.directory / "report.html").read_text()
