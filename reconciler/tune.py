@@ -18,6 +18,7 @@ from reconciler.core.errors import HostError, ReconcilerError, UsageError
 from reconciler.core.event import Event
 from reconciler.core.fleet import Fleet
 from reconciler.core.gate import VerdictKind
+from reconciler.core.going_back import SWEPT
 from reconciler.core.measurement import Baseline, RunResult
 from reconciler.core.plan import Action, Permissions, ServerPlan
 from reconciler.core.revision import revision
@@ -390,7 +391,17 @@ class _Run:
         self._write([("hold", record)])
 
     def _let_go(self) -> None:
-        self._write([("hold", None)])
+        """End the hold, and leave in the host's history which revisions were only tried."""
+        tried = sorted({t.revision for t in self.done if t.point.settings and t.rollout_s > 0})
+        line = {
+            "version": 1,
+            "outcome": SWEPT,
+            "revision": str(revision(self.sweep.server)),
+            "sentence": f"a sweep tried {len(tried)} revisions; what was applied before is back",
+            "swept": tried,
+            "by": self.owner,
+        }
+        self._write([("history", line), ("hold", None)])
 
     def _write(self, records: list[tuple[str, dict[str, object] | None]]) -> None:
         with self.world.connect(self.fleet.host(self.sweep.server.host)) as port:

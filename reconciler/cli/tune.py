@@ -315,10 +315,10 @@ def _show(server: Server, ended: Ended, wanted: Wanted) -> None:
 
 
 def _exit_code(ended: Ended) -> int:
-    from reconciler.core.conditions import HELD, INTERRUPTED, UNKNOWN
+    from reconciler.core.conditions import HELD, INTERRUPTED, ROLLBACK_FAILED, UNKNOWN
 
     if not ended.restored:
-        return 4
+        return ROLLBACK_FAILED.code
     if ended.stopped:
         return INTERRUPTED.code
     if ended.choice.winner is None:

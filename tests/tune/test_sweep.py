@@ -17,7 +17,9 @@ from reconciler.core.conditions import Outcome, Reason
 from reconciler.core.errors import UsageError
 from reconciler.core.event import Event
 from reconciler.core.fleet import Fleet, load_fleet
+from reconciler.core.going_back import good_before
 from reconciler.core.measurement import Baseline, Distribution, RunResult
+from reconciler.core.revision import revision
 from reconciler.core.spec import Gate, Server
 from reconciler.core.tuning import Objective, Point, State, Tried, axis_of, gate_of, points_of
 from reconciler.effects.ports import HostPort
@@ -223,6 +225,20 @@ def test_a_point_that_is_worse_in_every_way_is_measured_no_longer_than_it_takes(
     assert states(ended)["env.K=3"] is State.DOMINATED
     assert bench.rounds["3"] == 3
     assert bench.rounds["1"] == 6
+
+
+def test_going_back_after_a_sweep_is_no_point_of_it(tmp_path: Path) -> None:
+    """Two revisions were applied by people; the points between them were chosen by nobody."""
+    bench = Bench(tmp_path)
+    first = str(revision(bench.server))
+    bench.document = bench.document.replace('--steps, "1"', '--steps, "2"')
+    assert bench.settled() is Outcome.APPLIED
+    bench.run(bench.sweep("env.K=1,2"))
+    live = survey(bench.fleet, bench.controller).hosts[0].live
+    assert live is not None
+    found = live.server("qwen")
+    assert found.known_records is not None
+    assert good_before(found.known_records, found.history) == first
 
 
 def test_the_objective_decides(tmp_path: Path) -> None:
