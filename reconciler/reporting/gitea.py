@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from reconciler.reporting.base import Call, Comment, Place, Status, clipped
-from reconciler.reporting.github import create_comment, delete_comment, update_comment
 
 name: Final = "gitea"
 comment_limit: Final = 65_536
@@ -43,6 +42,22 @@ def comments(answer: Any) -> Sequence[Comment]:
     ]
 
 
+def create_comment(place: Place, body: str) -> Call:
+    """Write a comment."""
+    path = f"/repos/{place.repository}/issues/{place.request}/comments"
+    return Call("POST", path, {"body": body}, repeatable=False)
+
+
+def update_comment(place: Place, number: int, body: str) -> Call:
+    """Write a comment anew."""
+    return Call("PATCH", f"/repos/{place.repository}/issues/comments/{number}", {"body": body})
+
+
+def delete_comment(place: Place, number: int) -> Call:
+    """Take a comment away."""
+    return Call("DELETE", f"/repos/{place.repository}/issues/comments/{number}")
+
+
 def set_status(place: Place, status: Status) -> Call:
     """Say how a commit stands."""
     body = {
@@ -57,18 +72,3 @@ def set_status(place: Place, status: Status) -> Call:
 def is_set_already(code: int, answer: Any) -> bool:  # noqa: ARG001  (the protocol's)
     """Gitea takes the same status again."""
     return False
-
-
-__all__ = [
-    "comment_limit",
-    "comments",
-    "create_comment",
-    "delete_comment",
-    "headers",
-    "identity",
-    "list_comments",
-    "name",
-    "set_status",
-    "update_comment",
-    "whoami",
-]
