@@ -41,7 +41,7 @@ def line(revision: str, outcome: str = "Applied") -> dict[str, Any]:
         ([line(A), line(B), line(C), line(B), {"outcome": "Swept", "revision": B, "swept": [C]}], (), A),
         ([line(B), line(C), line(B), {"outcome": "Swept", "revision": B, "swept": [C]}, line(C), line(B)], (), C),
     ],
-    ids=["by time", "not by name", "not a rejected one", "not a failed one", "to and fro", "never a guess", "the only one", "not a point of a sweep", "unless it was chosen later"],
+    ids=["by time", "not by name", "not a rejected one", "not a failed one", "back and forth", "never a guess", "the only one", "not a point of a sweep", "unless it was chosen later"],
 )  # fmt: skip
 def test_going_back_follows_the_history(
     history: list[dict[str, Any]], rejected: tuple[str, ...], expected: str
