@@ -27,6 +27,7 @@ PARTS = (
     "processes",
     "inspection",
     "amd",
+    "fetching",
     "host",
     "records",
     "protocol",

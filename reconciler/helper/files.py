@@ -34,6 +34,13 @@ def read_file(path: str) -> Optional[bytes]:
         os.close(descriptor)
 
 
+def kernel_text(path: str) -> str:
+    """Return the first MiB of a file of the kernel's as text; nothing where it cannot be read."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as stream:
+        return stream.read(1 << 20)
+    return ""
+
+
 def _read_capped(descriptor: int, path: str) -> bytes:
     chunks: List[bytes] = []
     size = 0

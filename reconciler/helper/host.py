@@ -6,30 +6,25 @@ Part of the shipped helper (see `outputs.py`); `acts.py` is its only caller.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import grp
-import http.client
-import ipaddress
 import json
 import os
 import pwd
 import re
 import shutil
-import socket
-import stat
 import sys
-import tempfile
-import threading
 import time
 from typing import Any, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from reconciler.helper.amd import AmdDevices, amd_apps, amd_gpus, amd_present
+from reconciler.helper.fetching import fetch
 from reconciler.helper.files import (
     append_line,
     file_facts,
     file_kind,
     file_lock,
+    kernel_text,
     list_directory,
     make_parents,
     read_file,
@@ -59,7 +54,6 @@ from reconciler.helper.outputs import (
     read_gpu_information,
     read_gpu_rows,
     read_journal,
-    read_local_addresses,
     read_nvlinks,
     read_optional_fields,
     read_unit_properties,
@@ -96,8 +90,6 @@ RELOAD_LIMIT_S = 90.0
 RESTART_LIMIT_S = 150.0  # A container gets 60 s to shut down, and boots in seconds.
 JOURNAL_LIMIT_S = 20.0
 JOURNAL_BYTES_MAX = 8 << 20
-FETCH_BYTES_MAX = 4 << 20
-BEARER_BYTES_MAX = 4096
 PROGRAM_LIMIT_S = 60.0  # An interpreter that imports torch from a cold disk.
 FILE_SYSTEM_LIMIT_S = 5.0  # A network file system that is away would block for ever.
 KERNEL_LINES_MAX = 1000
@@ -268,10 +260,11 @@ class RealMachine:
         fragment = reading["known"]["FragmentPath"] or None
         try:
             drop_ins = [
-                {"path": path, "text": _unit_text(path)} for path in reading["known"]["DropInPaths"]
+                {"path": path, "text": _unittext_of(path)}
+                for path in reading["known"]["DropInPaths"]
             ]
             linked = fragment is not None and file_kind(fragment) == "link"
-            text = None if fragment is None or _is_masked(fragment) else _unit_text(fragment)
+            text = None if fragment is None or _is_masked(fragment) else _unittext_of(fragment)
         except OSError as error:
             return unknown(f"a unit file cannot be read: {error}")
         package = _package_of(fragment) if fragment else None
@@ -360,6 +353,8 @@ class RealMachine:
         """Let systemd judge a unit's text before it is installed: known is its complaints about this unit."""
         if not _UNIT_NAME.match(name):
             return unknown(f"not a unit name: {name!r}")
+        import tempfile  # noqa: PLC0415 - loaded where it is needed: each guard would pay for it
+
         try:
             make_parents(f"{self._run}/x")
             with tempfile.TemporaryDirectory(prefix="verify-", dir=self._run) as scratch:
@@ -440,7 +435,7 @@ class RealMachine:
         """Return UUID → minor from the driver's own files, of the first root that has any."""
         for root in self._driver_roots:
             readings = [
-                read_gpu_information(_text(f"{root}/gpus/{bus}/information"))
+                read_gpu_information(kernel_text(f"{root}/gpus/{bus}/information"))
                 for bus in list_directory(f"{root}/gpus")
             ]
             cards = [reading["known"] for reading in readings if "known" in reading]
@@ -450,7 +445,7 @@ class RealMachine:
 
     def _driver(self, optional: Mapping[str, Mapping[str, Any]]) -> str:
         for root in self._driver_roots:
-            version = read_driver_version(_text(f"{root}/version"))
+            version = read_driver_version(kernel_text(f"{root}/version"))
             if version:
                 return version
         return next((cells.get("driver_version") or "" for cells in optional.values()), "")
@@ -511,7 +506,7 @@ class RealMachine:
         said = dict(re.findall(r"^(\w+): (.*)$", answer.stdout, re.MULTILINE))
         if answer.exit_status != 0 or "status" not in said:
             return unknown(f"pct status {vmid}: exit {answer.exit_status}: {answer.stderr[:200]}")
-        lock = said.get("lock") or _lock_of(_text(f"/etc/pve/lxc/{vmid}.conf"))
+        lock = said.get("lock") or _lock_of(kernel_text(f"/etc/pve/lxc/{vmid}.conf"))
         return known({"status": said["status"], "lock": lock})
 
     def restart_container(self, vmid: int) -> Reading:
@@ -610,7 +605,7 @@ class RealMachine:
 
     def fetch(self, request: Dict[str, Any]) -> Reading:
         """Do one HTTP request to this layer itself."""
-        return _fetch(request)
+        return fetch(request)
 
     def engine_facts(self, asked: Dict[str, Any]) -> Dict[str, Any]:
         """Look at what an engine will find here, as the user that it will run as."""
@@ -708,21 +703,18 @@ class RealMachine:
 
 def container_kind() -> Optional[str]:
     """Return what kind of container this layer is ("lxc", "docker", …), None on a host of its own."""
-    said = _text("/run/systemd/container").strip() or _text("/run/host/container-manager").strip()
+    said = (
+        kernel_text("/run/systemd/container").strip()
+        or kernel_text("/run/host/container-manager").strip()
+    )
     if said:
         return said
-    found = re.search(r"(?:\A|\0)container=([^\0]+)", _text("/proc/1/environ"))
+    found = re.search(r"(?:\A|\0)container=([^\0]+)", kernel_text("/proc/1/environ"))
     if found:
         return found.group(1)
     if os.path.exists("/run/.containerenv"):
         return "podman"
     return "docker" if os.path.exists("/.dockerenv") else None
-
-
-def _text(path: str) -> str:
-    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as stream:
-        return stream.read(1 << 20)
-    return ""
 
 
 def _first_line(path: str) -> str:
@@ -757,8 +749,10 @@ def _lock_of(config: str) -> Optional[str]:
 
 def _kernel_place(pid: int) -> Dict[str, Any]:
     """Return where a process stands in the kernel, and the signals that wait for it there."""
-    stack = _text(f"/proc/{pid}/stack").splitlines()
-    masks = re.findall(r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)$", _text(f"/proc/{pid}/status"), re.M)
+    stack = kernel_text(f"/proc/{pid}/stack").splitlines()
+    masks = re.findall(
+        r"^(?:SigPnd|ShdPnd):\s*([0-9a-f]+)$", kernel_text(f"/proc/{pid}/status"), re.M
+    )
     pending = {bit + 1 for mask in masks for bit in range(64) if int(mask, 16) >> bit & 1}
     return {"stack": stack[:40] or None, "pending": sorted(pending)}
 
@@ -810,7 +804,7 @@ def _unit_properties(name: str) -> Reading:
         return unknown(f"busctl: not the answer expected: {error!r}")
 
 
-def _unit_text(path: str) -> str:
+def _unittext_of(path: str) -> str:
     """Return a unit file's text, through links as systemd reads it."""
     data = read_file(os.path.realpath(path))
     if data is None:
@@ -921,87 +915,3 @@ def _no_kernel_log() -> Reading:
     if container_kind() is not None:
         reading["elsewhere"] = True
     return reading
-
-
-# -- HTTP ----------------------------------------------------------------------------------------------
-
-
-def _fetch(request: Mapping[str, Any]) -> Reading:
-    """Do one request to an address of this machine: no name look-up, no redirect, limits on time and size."""
-    address, why = _own_address(str(request["address"]))
-    if why:
-        return unknown(why)
-    headers = dict(request.get("headers") or {})
-    if request.get("bearer_file"):
-        token = _bearer(request["bearer_file"])
-        if token is None:
-            return unknown("the key file cannot be read")
-        headers["Authorization"] = f"Bearer {token}"
-    timeout_s = min(max(float(request["timeout_s"]), 0.1), 600.0)
-    began = time.monotonic()
-    connection = http.client.HTTPConnection(address, int(request["port"]), timeout=timeout_s)
-    # A peer that sends a byte now and then never trips a socket's own timeout.
-    cut = threading.Timer(timeout_s, _shut, [connection])
-    cut.start()
-    try:
-        answer = _exchange(connection, request, headers)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        late = time.monotonic() - began >= timeout_s
-        return unknown("timed out" if late else f"{type(error).__name__}: {error}")
-    finally:
-        cut.cancel()
-        cut.join()
-        connection.close()
-    took_s = time.monotonic() - began
-    if took_s >= timeout_s:
-        return unknown("timed out")
-    return known(dict(answer, took_s=took_s))
-
-
-def _exchange(
-    connection: http.client.HTTPConnection, request: Mapping[str, Any], headers: Mapping[str, str]
-) -> Dict[str, Any]:
-    body = base64.b64decode(request["body"]) if request.get("body") is not None else None
-    limit = min(int(request.get("max_bytes") or FETCH_BYTES_MAX), FETCH_BYTES_MAX)
-    connection.request(
-        str(request["method"]), str(request["path"]), body=body, headers=dict(headers)
-    )
-    response = connection.getresponse()
-    data = response.read(limit + 1)
-    return {
-        "status": response.status,
-        "headers": {key.lower(): value for key, value in response.getheaders()},
-        "body": base64.b64encode(data[:limit]).decode("ascii"),
-        "truncated": len(data) > limit,
-    }
-
-
-def _shut(connection: http.client.HTTPConnection) -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        connection.sock.shutdown(socket.SHUT_RDWR)
-
-
-def _own_address(text: str) -> Tuple[str, Optional[str]]:
-    """Return the address when it is this machine's own, else why it is not asked."""
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return text, f"not an address: {text[:100]!r}"
-    own = read_local_addresses(_text("/proc/net/fib_trie"), _text("/proc/net/if_inet6"))
-    if not address.is_loopback and str(address) not in own:
-        return text, f"{text} is not an address of this machine"
-    return str(address), None
-
-
-def _bearer(path: str) -> Optional[str]:
-    """Return the token in a file on this host; it goes into one header and nowhere else."""
-    with contextlib.suppress(OSError, ValueError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return None
-            token = os.read(descriptor, BEARER_BYTES_MAX).decode("ascii").strip()
-        finally:
-            os.close(descriptor)
-        return token if token and "\n" not in token and "\r" not in token else None
-    return None

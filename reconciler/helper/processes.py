@@ -12,7 +12,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import re
 import signal
 import stat
@@ -37,7 +36,7 @@ SCAN_S_MAX = 60.0
 _SCAN_ROUNDS_MAX = 5
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _KCMP = {"x86_64": 312, "aarch64": 272, "riscv64": 272, "ppc64le": 354, "s390x": 343}.get(
-    platform.machine()
+    os.uname().machine
 )
 _KCMP_FILES = 2
 _AT_FDCWD = -100
