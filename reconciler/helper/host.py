@@ -119,8 +119,7 @@ class RealMachine:
         self._run = run
         self._driver_roots = tuple(driver_roots)
         self._probe_limit_s = probe_limit_s
-        self._gpu_fields = list(GPU_FIELDS_OPTIONAL)
-        self._gpu_fields_known = False
+        self._gpu_fields: Optional[List[str]] = None
         self._seen_units: Dict[str, Tuple[float, Reading]] = {}
 
     def forget(self) -> None:
@@ -379,31 +378,17 @@ class RealMachine:
         """Return the GPUs as the driver sees them, joined with their device nodes."""
         if _is_amd():
             return amd_gpus()
-        # Once it is known which optional fields this driver has, one call gives them all: a call costs a start of
-        # the tool, and on a driver without persistence an initialisation of every card.
-        optional = list(self._gpu_fields) if self._gpu_fields_known else []
-        fields = [*GPU_FIELDS, *optional]
-        first = self._probe(["--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"])
-        if isinstance(first, str):
-            return unknown(first)
-        rows = read_gpu_rows(first.exit_status, first.stdout, fields)
-        if "known" not in rows:
-            self._gpu_fields_known = False
-            return rows
-        if optional:
-            extra = read_optional_fields(first.exit_status, first.stdout, fields[1:])
-        else:
-            extra = self._optional_fields()
-        if "known" not in extra:
-            return extra
-        self._gpu_fields_known = True
+        answer = self._gpu_table()
+        if "known" not in answer:
+            return answer
+        rows, extra = answer["known"]
         minors, devices = self._minors(), Devices()
-        gpus = [_with_optional(row, extra["known"].get(row["uuid"], {})) for row in rows["known"]]
+        gpus = [_with_optional(row, extra.get(row["uuid"], {})) for row in rows]
         for gpu in gpus:
             minor = minors.get(gpu["uuid"])
             gpu["minor"] = minor
             gpu["node"] = None if minor is None else devices.node(minor)
-        return known({"driver": self._driver(extra["known"]), "gpus": gpus})
+        return known({"driver": self._driver(extra), "gpus": gpus})
 
     def apps(self) -> Reading:
         """Return the compute apps that the driver knows, in this pid namespace's numbers."""
@@ -416,20 +401,52 @@ class RealMachine:
             return unknown(answer)
         return read_apps(answer.exit_status, answer.stdout)
 
-    def _optional_fields(self) -> Reading:
-        """Ask for the fields that not every driver knows, leaving out what it does not."""
-        for _ in range(len(GPU_FIELDS_OPTIONAL)):
-            fields = list(self._gpu_fields)
+    def _gpu_table(self) -> Reading:
+        """Ask for what must be known of the cards and for what their driver knows besides: known (rows, {uuid: cells}).
+
+        All in one call, without the fields that this driver refused before: a call costs a start of the tool, and
+        on a driver without persistence an initialisation of every card.
+        """
+        driver = self._driver({})
+        if self._gpu_fields is None:
+            self._gpu_fields = self._remembered_fields(driver)
+        refused = False
+        while True:
+            fields = [*GPU_FIELDS, *self._gpu_fields]
             answer = self._probe(
-                ["--query-gpu=" + ",".join(["uuid", *fields]), "--format=csv,noheader,nounits"]
+                ["--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
             )
             if isinstance(answer, str):
                 return unknown(answer)
-            reading = read_optional_fields(answer.exit_status, answer.stdout, fields)
-            if reading.get("unsupported") not in fields:
-                return reading
-            self._gpu_fields.remove(reading["unsupported"])
-        return known({})
+            rows = read_gpu_rows(answer.exit_status, answer.stdout, fields)
+            if "known" in rows:
+                break
+            if rows.get("unsupported") not in self._gpu_fields:
+                self._gpu_fields = None  # A driver may have been replaced: begin anew.
+                return rows
+            self._gpu_fields.remove(rows["unsupported"])
+            refused = True
+        if refused:
+            self._remember_fields(driver, self._gpu_fields)
+        extra = read_optional_fields(answer.exit_status, answer.stdout, fields[1:])
+        return known((rows["known"], extra["known"])) if "known" in extra else extra
+
+    def _remembered_fields(self, driver: str) -> List[str]:
+        """Return the optional fields that this driver has not refused since the machine's start."""
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            memory = json.loads(kernel_text(f"{self._run}/gpu-fields.json"))
+            if driver and memory["driver"] == driver:
+                return [field for field in GPU_FIELDS_OPTIONAL if field not in memory["without"]]
+        return list(GPU_FIELDS_OPTIONAL)
+
+    def _remember_fields(self, driver: str, fields: Sequence[str]) -> None:
+        """Write down what a driver refused: each helper that starts would find out again, a call for each field."""
+        if os.geteuid() != 0 or not driver:
+            return
+        without = [field for field in GPU_FIELDS_OPTIONAL if field not in fields]
+        data = json.dumps({"driver": driver, "without": without}).encode()
+        with contextlib.suppress(OSError):  # Only a memory: without it the next one asks again.
+            replace_file(f"{self._run}/gpu-fields.json", data, 0o644, 0, 0)
 
     def _minors(self) -> Dict[str, int]:
         """Return UUID → minor from the driver's own files, of the first root that has any."""

@@ -44,7 +44,7 @@ GPU_FIELDS = (
     "temperature.gpu",
     "utilization.gpu",
 )
-# Asked in a call of their own, because one field that an older driver does not know fails the whole query.
+# One field that an older driver does not know fails the whole query, so these are left out where they were refused.
 GPU_FIELDS_OPTIONAL = (
     "mig.mode.current",
     "persistence_mode",
@@ -189,13 +189,11 @@ def read_gpu_rows(exit_status: int, stdout: str, fields: Sequence[str] = GPU_FIE
     """Read the needed query: known is a list of {uuid, index, bus_id, used_mib, total_mib, temperature_c, utilization_pct, fault}.
 
     A cell without a number is null (`[N/A]` is neither zero nor free). `fault` is null or the word of a
-    broken card. The whole answer is unknown when it was cut short, failed, or has a line that is no row.
+    broken card. `unsupported` beside an unknown names a field that this driver does not know. The whole answer is unknown when it was cut short, failed, or has a line that is no row.
     """
     table = read_smi_table(exit_status, stdout, fields)
     if table["error"]:
-        return unknown(
-            _smi_why(exit_status, stdout, table), table["error"] if table["fault"] else None
-        )
+        return _smi_failure(exit_status, stdout, table)
     return known([_gpu_record(row) for row in table["rows"]])
 
 
@@ -223,13 +221,18 @@ def read_optional_fields(exit_status: int, stdout: str, fields: Sequence[str]) -
     """Read the optional query (uuid first): known {uuid: {field: text|None}}; `unsupported` names a field to leave out."""
     table = read_smi_table(exit_status, stdout, ["uuid", *fields])
     if table["error"]:
-        reading = unknown(
-            _smi_why(exit_status, stdout, table), table["error"] if table["fault"] else None
-        )
-        if table["field_unsupported"]:
-            reading["unsupported"] = table["field_unsupported"]
-        return reading
+        return _smi_failure(exit_status, stdout, table)
     return known({row["uuid"]: {field: row[field] for field in fields} for row in table["rows"]})
+
+
+def _smi_failure(exit_status: int, stdout: str, table: Mapping[str, Any]) -> Reading:
+    """Return why a query told nothing; `unsupported` names the field that this driver does not know."""
+    reading = unknown(
+        _smi_why(exit_status, stdout, table), table["error"] if table["fault"] else None
+    )
+    if table["field_unsupported"]:
+        reading["unsupported"] = table["field_unsupported"]
+    return reading
 
 
 def read_apps(exit_status: int, stdout: str) -> Reading:
