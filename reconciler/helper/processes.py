@@ -604,20 +604,25 @@ def _queried_devices(descriptor: int, base: str, cache: Dict[Any, Optional[Numbe
     words = memoryview(buffer).cast("Q")
     words[0], words[1] = len(buffer), _PROCMAP_NEXT_FILE
     found: Set[Number] = set()
+    ioctl = (
+        fcntl.ioctl
+    )  # A crowded host has two hundred thousand mappings: this loop looks up as little as it can.
     while True:
         try:
-            fcntl.ioctl(descriptor, _PROCMAP_QUERY, buffer)
+            ioctl(descriptor, _PROCMAP_QUERY, buffer)
         except OSError as error:
             if error.errno in _GONE:
                 return found
             raise
         words[2] = words[4]
         file = (words[8], words[9])  # Its inode and its file system.
-        if file not in cache:
+        try:
+            number = cache[file]
+        except KeyError:
             # What is not mapped any more says nothing about others' mappings of it.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 cache[file] = _mapped_file(f"{base}/map_files/{words[3]:x}-{words[4]:x}")
-        number = cache.get(file)
+            number = cache.get(file)
         if number is not None:
             found.add(number)
 

@@ -92,6 +92,7 @@ def measured(scan: Callable[[Devices], set[int]], dev: str) -> dict[str, Any]:
     before, began = _cpu_s(), time.perf_counter()
     held = scan(devices)
     took_s = time.perf_counter() - began
+    user_s, kernel_s = (now - then for now, then in zip(_cpu_s(), before, strict=True))
     peak = max(
         resource.getrusage(who).ru_maxrss
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
@@ -99,14 +100,15 @@ def measured(scan: Callable[[Devices], set[int]], dev: str) -> dict[str, Any]:
     return {
         "held": sorted(held),
         "took_s": took_s,
-        "cpu_s": _cpu_s() - before,
+        "cpu_s": user_s + kernel_s,
+        "kernel_s": kernel_s,
         "mib": peak / 1024,
     }
 
 
-def _cpu_s() -> float:
+def _cpu_s() -> tuple[float, float]:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(one.ru_utime for one in used), sum(one.ru_stime for one in used)
 
 
 # -- running -------------------------------------------------------------------------------------------
