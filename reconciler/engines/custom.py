@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 name: Final = "custom"
 ready_path: Final = "/health"
 drains_on_term: Final = False  # Not known of a server that we do not know.
-stop_extra_s: Final = 0.0  # Not known of a server that we do not know: `timeouts.stop` alone decides.
+stop_extra_s: Final = 0.0  # Not known of an unknown server: `timeouts.stop` alone decides.
 
 LOAD_GAUGES: Final = (
     "vllm:num_requests_running",
