@@ -65,7 +65,10 @@ def measure(host: SystemdHost, lab: LabPaths, directory: Path) -> None:
     kept = HelperChannel("bench", transport, installed=done.pin.digest)
     nothing = Request("observe", {**EVERYTHING, "gpus": False})
     everything = Request("observe", EVERYTHING)
-    one = {"server": "none", "unit": "ssh.service", "port": 22, "invocation_lines": 20}
+    text = "[Service]\\nExecStart=/usr/bin/sleep infinity\\n"
+    place = f"printf '{text}' >/etc/systemd/system/llm.service && systemctl daemon-reload && systemctl start llm"
+    host.check(["sh", "-c", place])
+    one = {"server": "none", "unit": "llm.service", "port": 22, "invocation_lines": 20}
     server = Request("observe", {**EVERYTHING, "servers": [one], "gpus": False})
 
     def cold() -> None:
