@@ -89,7 +89,7 @@ def _help() -> str:
             "What the numbers mean (tokens are the server's own usage, events are never counted as tokens):",
             *words,
             "",
-            "Exit codes: 0 measured, 1 requests failed or texts are garbled, 7 could not be measured, 8 inconclusive (this client was the bottleneck, or no usage), 64 usage.",
+            "Exit codes: 0 measured, 1 requests failed or texts are garbled, 7 could not be measured, 8 inconclusive (this client was the bottleneck, or no usage), 64 usage. With --replay 0 whatever the stream says (`outcome` tells it), as `read` and `diagnose` do.",
         ]
     )
 

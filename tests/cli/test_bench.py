@@ -56,6 +56,16 @@ def test_every_recorded_stream_is_read_by_the_command(reconcile: Reconcile) -> N
     assert wrong == {}
 
 
+def test_a_failed_stream_that_was_read_is_no_failure_of_the_command(reconcile: Reconcile) -> None:
+    """Exit 0 whatever the recorded stream says, as `read` and `diagnose` do; what it says is in `outcome`, and --help says so."""
+    failed = next(case for case in CASES if case["expect"]["outcome"] == "failed")
+    code, text, _ = reconcile("bench", "--replay", str(RECORDED / failed["file"]))
+    assert (code, "outcome: failed" in text) == (0, True)
+    assert "With --replay 0 whatever the stream says" in " ".join(
+        reconcile("bench", "--help")[1].split()
+    )
+
+
 def test_a_reading_is_shown_to_people_too(reconcile: Reconcile) -> None:
     """Without -o json each key has its line, and no control character of the stream reaches a terminal."""
     code, text, _ = reconcile("bench", "--replay", str(RECORDED / CASES[0]["file"]))
