@@ -21,6 +21,7 @@ from reconciler.core.tuning import (
     State,
     Tried,
     acceptance,
+    greedy_of,
     mean_or_none,
     single_speeds,
     throughputs,
@@ -29,6 +30,7 @@ from reconciler.views.terminal import safe, visible
 
 BAR_WIDTH: Final = 24
 LABEL_WIDTH: Final = 48
+GREEDY_TITLES: Final = ("GREEDY tok/s", "ACCEPTED")
 _STYLES: Final = {
     State.MEASURED: "green",
     State.DOMINATED: "yellow",
@@ -48,7 +50,9 @@ def table(tried: Sequence[Tried], choice: Choice) -> Table:
     found = Table(box=None, pad_edge=False)
     for title in ("POINT", "STATE"):
         found.add_column(title, overflow="fold")
-    for title in ("ONE STREAM tok/s", "ALL STREAMS tok/s", "ACCEPTED", "ROUNDS", "DOWN + UP"):
+    greedy = any(greedy_of(one.results) for one in tried)
+    numbers = ("ONE STREAM tok/s", "ALL STREAMS tok/s", "ACCEPTED")
+    for title in (*numbers, *(GREEDY_TITLES if greedy else ()), "ROUNDS", "DOWN + UP"):
         found.add_column(title, justify="right")
     found.add_column("")
     winner = choice.winner.point if choice.winner is not None else None
@@ -66,11 +70,20 @@ def table(tried: Sequence[Tried], choice: Choice) -> Table:
             _beside(speed, _of(control, 0)),
             _beside(through, _of(control, 1)),
             _number(acceptance(one.results)),
+            *(_greedy(one, control) if greedy else ()),
             str(max((r.round for r in one.results), default=0) or "-"),
             f"{one.rollout_s:.0f} s" if one.rollout_s > 0 else "-",
             ", ".join(marks),
         )
     return found
+
+
+def _greedy(one: Tried, control: Tried | None) -> tuple[str, str]:
+    """Show what greedy runs gave beside what decides."""
+    there = greedy_of(control.results) if control is not None else ()
+    rounds = greedy_of(one.results)
+    speed = _beside(mean_or_none(single_speeds(rounds)), mean_or_none(single_speeds(there)))
+    return speed, _number(acceptance(rounds))
 
 
 def _of(control: Tried | None, which: int) -> float | None:

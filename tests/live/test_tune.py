@@ -11,8 +11,10 @@ from ruamel.yaml import YAML
 
 pytestmark = pytest.mark.lab
 
+# One long answer a round, not three short ones: what a busy machine adds is late stamps of the first and the last token, a
+# few milliseconds whatever the length. Seen at a load of ten on two cores: three of 24 tokens 5 % off, one of 72 tokens 1.5 %.
 RUNS = [
-    {"name": "single", "concurrency": 1, "requests": 9, "max_tokens": 24},
+    {"name": "single", "concurrency": 1, "requests": 3, "max_tokens": 72},
     {"name": "batch", "concurrency": 4, "requests": 24, "max_tokens": 24},
 ]
 
@@ -42,7 +44,7 @@ def test_a_sweep_ends_in_a_commit_and_the_applied_server_is_back(
     states = {str(p["label"]): p["state"] for p in found["points"]}
     assert list(states.values()) == ["measured", "dominated", "measured", "measured"]
     by_label = [p["single_tps"] for p in found["points"]]
-    assert by_label == pytest.approx([100, 60, 160, 100], rel=0.2)
+    assert by_label == pytest.approx([100, 60, 160, 100], rel=0.05)
     assert found["restored"]
     view.serves("one")
     assert view.record("applied")["revision"] == applied

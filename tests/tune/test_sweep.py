@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from speculation import Speculating
 
 from reconciler import tune
 from reconciler.bench.load_plan import Endpoint, LoadPlan
@@ -92,6 +93,7 @@ class Bench:
     said: list[str] = field(default_factory=list)
     rounds: dict[str | None, int] = field(default_factory=dict)
     after: Callable[[Tried], None] = lambda _tried: None
+    meter: Callable[[Server], Any] | None = None
 
     def __post_init__(self) -> None:
         self.world = World(1)
@@ -154,7 +156,7 @@ class Bench:
             "measured while nothing serves"
         )
         on_progress("measuring")
-        truth = Truth(server, self.truth, self.clock)
+        truth = self.meter(server) if self.meter else Truth(server, self.truth, self.clock)
         outcome = run_gate(
             gate,
             Endpoint("127.0.0.1", 1, "completions", None),
@@ -164,7 +166,7 @@ class Bench:
             meter=truth,
             go_on=go_on,
         )
-        self.rounds[server.env.get("K")] = truth.rounds
+        self.rounds[server.env.get("K")] = outcome.rounds
         return outcome
 
     def point(self, number: int, count: int, point: Point, left_s: float | None) -> None:
@@ -259,6 +261,61 @@ def test_a_requirement_that_is_missed_keeps_a_point_from_winning(tmp_path: Path)
     assert states(ended)["env.K=4"] is State.UNFIT
     assert ended.choice.winner is not None
     assert ended.choice.winner.point.label == "env.K=1"
+
+
+WITH_GREEDY = DOCUMENT.format(steps=1).replace(
+    "    - {name: single, concurrency: 1, requests: 64, max_tokens: 64, min_decode_tps: 100}\n",
+    """    - {name: single, concurrency: 1, requests: 6, max_tokens: 128}
+    - {name: batch, concurrency: 4, requests: 12, max_tokens: 128}
+    - {name: loops, concurrency: 1, requests: 6, max_tokens: 128, workload: greedy}
+""",
+)
+STEPS = "env.K=1,3,5,10"
+
+
+def speculating(bench: Bench, **how: Any) -> Bench:
+    """Let the simulated server draft K tokens a pass."""
+    bench.meter = lambda server: Speculating(
+        int(server.env.get("K", "0")), bench.clock.sleep, **how
+    )
+    return bench
+
+
+def test_greedy_says_ten_drafts_sampling_says_none_and_users_get_none(tmp_path: Path) -> None:
+    """One server, five values: greedy text makes ten drafts five times as fast, sampled text only slower; the latter decides.
+
+    The figures are those that were measured on a real vLLM, within what a model of two lines can give.
+    """
+    bench = speculating(Bench(tmp_path, WITH_GREEDY))
+    ended = bench.run(bench.sweep(STEPS, objective=Objective.SPEED))
+    table = {
+        int(dict(t.point.settings).get("env.K", 0)): (t.to_json()["greedy_tps"], t.to_json()["single_tps"])
+        for t in ended.tried
+        if not t.point.again
+    }  # fmt: skip
+    assert sorted(table) == [0, 1, 3, 5, 10]
+    greedy, sampled = ({k: row[i] for k, row in table.items()} for i in (0, 1))
+    assert max(greedy, key=greedy.__getitem__) == 10
+    assert greedy[10] / greedy[0] > 4
+    assert max(sampled, key=sampled.__getitem__) == 0
+    measured = {0: 129, 1: 81, 3: 80, 5: 79, 10: 76}
+    assert sampled == pytest.approx(measured, rel=0.1)
+    ten = next(t for t in ended.tried if t.point.label == "env.K=10")
+    assert ten.to_json()["greedy_accept_length"] > 6
+    assert ten.to_json()["accept_length"] == 1
+    assert ended.choice.winner is not None
+    assert ended.choice.winner.point == Point()
+    (note,) = (n for n in ended.choice.notes if "greedy" in n)
+    assert "would have chosen env.K=10 (+" in note
+
+
+def test_drafts_that_users_profit_from_are_chosen(tmp_path: Path) -> None:
+    """Where sampled text is guessed as well as greedy text, ten drafts win, and there is nothing to note."""
+    bench = speculating(Bench(tmp_path, WITH_GREEDY), accepts=lambda _greedy, made: made >= 5)
+    ended = bench.run(bench.sweep(STEPS, objective=Objective.SPEED))
+    assert ended.choice.winner is not None
+    assert ended.choice.winner.point.label == "env.K=10"
+    assert ended.choice.notes == ()
 
 
 def test_what_is_applied_stays_when_nothing_is_better(tmp_path: Path) -> None:
