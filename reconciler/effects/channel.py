@@ -41,7 +41,7 @@ MUTATING = frozenset(
 
 def installed_command(digest: str, *, sudo: bool) -> str:
     """Give the one command that runs the installed helper; the sudoers line allows exactly this."""
-    program = f"{PYTHON} -I -S {LIBRARY}/helper-{digest}.py"
+    program = f"{PYTHON} -I -S {LIBRARY}/run-{digest}.py"
     return f"exec sudo -n -- {program}" if sudo else f"exec {program}"
 
 
@@ -219,6 +219,10 @@ def _start_refusal(said: str) -> str | None:
         (
             "can't open file",
             "the helper is not installed in this version: run `reconcile enrol` again",
+        ),
+        (
+            "no module named 'helper-",
+            "the helper is not installed whole: run `reconcile enrol` again",
         ),
         (
             "permission denied",

@@ -12,7 +12,13 @@ from typing import Any, Dict, List, Optional
 
 from reconciler.helper.guard import learn_baselines
 from reconciler.helper.machine import Machine, Refused
-from reconciler.helper.observe import HELPER_FILE, need_root
+from reconciler.helper.observe import (
+    HELPER_FILE,
+    LAUNCHER_FILE,
+    launcher_path,
+    launcher_text,
+    need_root,
+)
 from reconciler.helper.protocol import Act, holders_of_leases
 from reconciler.helper.records import (
     LIB,
@@ -47,21 +53,8 @@ def helper_path(digest12: str) -> str:
 
 
 def helper_command(digest12: str) -> str:
-    """Return the one command that sudo allows, and that the transports run."""
-    return f"{PYTHON} -I -S {helper_path(digest12)}"
-
-
-def unit_command(digest12: str) -> str:
-    """Return the command by which our units run the helper: imported, so that its bytecode is kept.
-
-    Compiling the program takes some 0.2 s, which each start and each tick would pay; `-I` leaves nothing of
-    the caller's on the path, and the directory is root's.
-    """
-    code = (
-        f"import sys; sys.path.insert(0, '{LIB}'); from importlib import import_module; "
-        f"import_module('helper-{digest12}').main_unit(sys.argv[1:])"
-    )
-    return f'{PYTHON} -I -S -c "{code}"'
+    """Return the one command that sudo allows, and that the transports and our units run."""
+    return f"{PYTHON} -I -S {launcher_path(digest12)}"
 
 
 def guard_unit_text(digest12: str) -> str:
@@ -77,7 +70,7 @@ def guard_unit_text(digest12: str) -> str:
         "StartLimitIntervalSec=0\n"
         "[Service]\n"
         "Type=oneshot\n"
-        f"ExecStart={unit_command(digest12)} guard %i\n"
+        f"ExecStart={helper_command(digest12)} guard %i\n"
         "TimeoutStartSec=60s\n"
     )
 
@@ -90,7 +83,7 @@ def tick_unit_text(digest12: str) -> str:
         "StartLimitIntervalSec=0\n"
         "[Service]\n"
         "Type=oneshot\n"
-        f"ExecStart={unit_command(digest12)} tick\n"
+        f"ExecStart={helper_command(digest12)} tick\n"
         "TimeoutStartSec=120s\n"
     )
 
@@ -124,7 +117,8 @@ def enrol(act: Act) -> Dict[str, Any]:
     if user is not None:
         matching(USER_NAME, user, "sudo_user")
     protect = [protected(p) for p in texts_of(args.get("protect") or [], "protect")]
-    changes.write(helper_path(digest), program, 0o755)
+    changes.write(helper_path(digest), program, 0o644)
+    changes.write(launcher_path(digest), launcher_text(digest).encode(), 0o644)
     changes.write(f"{PERMANENT}/{GUARD_UNIT}", guard_unit_text(digest).encode(), 0o644)
     changes.write(f"{PERMANENT}/{TICK_UNIT}", tick_unit_text(digest).encode(), 0o644)
     changes.write(f"{PERMANENT}/{TICK_TIMER}", tick_timer_text().encode(), 0o644)
@@ -196,7 +190,7 @@ def allow_sudo(act: Act, user: str, digest: str) -> None:
 def remove_other_helpers(machine: Machine, digest: Optional[str]) -> None:
     """Remove the helpers of other digests; while a lease stands somebody may still be using one."""
     for name in machine.listdir(LIB):
-        match = HELPER_FILE.fullmatch(name)
+        match = HELPER_FILE.fullmatch(name) or LAUNCHER_FILE.fullmatch(name)
         if match and match.group(1) != digest:
             machine.remove(f"{LIB}/{name}")
     for name in machine.listdir(f"{LIB}/__pycache__"):

@@ -57,7 +57,7 @@ def serve(machine: Machine, program: Optional[str], stdin: BinaryIO, stdout: Bin
 
 
 def main_unit(argv: List[str]) -> None:
-    """Run what a unit of ours asks for; `enrol.unit_command` says why the units come in this way."""
+    """Answer what an installed helper is asked: what the launcher calls; `observe.launcher_text` says why."""
     sys.exit(main_installed(argv, sys.stdin.buffer, sys.stdout.buffer))
 
 
@@ -90,7 +90,3 @@ def respond(line: bytes, machine: Machine, program: Optional[str], stdout: Binar
         stdout.flush()
     except OSError:
         pass  # Nobody listens any more; the answer is kept under its nonce.
-
-
-if __name__ == "__main__" and sys.argv[0] not in ("-", "-c"):
-    sys.exit(main_installed(sys.argv[1:], sys.stdin.buffer, sys.stdout.buffer))

@@ -30,6 +30,7 @@ from reconciler.helper.enrol import (
 from reconciler.helper.guard import guard_main
 from reconciler.helper.install import renew_at_start
 from reconciler.helper.machine import Busy, Reading
+from reconciler.helper.observe import launcher_path, launcher_text
 from reconciler.helper.records import PERMANENT, STATE, encoded, sha256_of
 from reconciler.helper.revert import tick_main
 from reconciler.lab.simulated_systemd import RUNTIME, VENDOR, WANTS, Systemd
@@ -827,6 +828,7 @@ def enrolment() -> dict[str, bytes]:
     }
     return {
         helper_path(DIGEST): PROGRAM.encode(),
+        launcher_path(DIGEST): launcher_text(DIGEST).encode(),
         f"{PERMANENT}/{GUARD_UNIT}": guard_unit_text(DIGEST).encode(),
         f"{PERMANENT}/{TICK_UNIT}": tick_unit_text(DIGEST).encode(),
         f"{PERMANENT}/{TICK_TIMER}": tick_timer_text().encode(),

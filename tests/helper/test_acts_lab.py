@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from reconciler.helper import build
-from reconciler.helper.enrol import helper_path
+from reconciler.helper.enrol import helper_command
 from reconciler.lab.hosts import SystemdHost
 
 pytestmark = pytest.mark.lab
@@ -38,9 +38,7 @@ class LabController:
             out = self.host.check(["/usr/bin/python3", "-I", "-S", "-"], build.carried(request))
         else:
             line = json.dumps(request).encode() + b"\n"
-            out = self.host.check(
-                ["/usr/bin/python3", "-I", "-S", helper_path(build.digest())], line
-            )
+            out = self.host.check(helper_command(build.digest()).split(), line)
         match = re.search(r"@@reconciler-begin ([0-9a-f]+) \d+\n(.*)\n@@reconciler-end", str(out))
         assert match is not None, out
         assert match.group(1) == request["nonce"], out

@@ -14,6 +14,8 @@ import pytest
 
 from reconciler.effects.channel import CARRIED_AND_KEPT_COMMAND
 from reconciler.helper import build
+from reconciler.helper.observe import launcher_text
+from reconciler.helper.records import LIB
 
 OBSERVE = {
     "format": 1,
@@ -115,13 +117,15 @@ def test_a_program_that_was_cut_does_nothing() -> None:
 
 def test_the_installed_program_answers_request_after_request(tmp_path: Path) -> None:
     """A kept channel sends one JSON request a line and gets a framed answer to each, until its end."""
-    path = tmp_path / "helper.py"
-    path.write_text(build.program(), encoding="utf-8")
+    digest = build.digest()
+    (tmp_path / f"helper-{digest}.py").write_text(build.program(), encoding="utf-8")
+    launcher = tmp_path / f"run-{digest}.py"
+    launcher.write_text(launcher_text(digest).replace(LIB, str(tmp_path)), encoding="utf-8")
     lines = (
         json.dumps(OBSERVE).encode() + b"\n" + b"not json\n" + json.dumps(OBSERVE).encode() + b"\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-I", "-S", str(path)],
+        [sys.executable, "-I", "-S", str(launcher)],
         input=lines,
         capture_output=True,
         timeout=60,
@@ -129,6 +133,7 @@ def test_the_installed_program_answers_request_after_request(tmp_path: Path) -> 
     )
     assert ran.stdout.count(b"@@reconciler-begin") == 3
     assert ran.stdout.count(b'"reason":"BadRequest"') == 1
+    assert [path.suffix for path in (tmp_path / "__pycache__").iterdir()] == [".pyc"]
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])

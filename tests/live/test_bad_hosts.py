@@ -187,7 +187,7 @@ def test_an_ordinary_user_rolls_out_through_one_sudoers_line(
     assert enrolled.code == 0, enrolled.err
     (line,) = host.check(["cat", "/etc/sudoers.d/reconciler"]).splitlines()
     assert re.fullmatch(
-        r"deploy ALL=\(root\) NOPASSWD: /usr/bin/python3 -I -S /usr/local/lib/reconciler/helper-[0-9a-f]{12}\.py( \"\")?",
+        r"deploy ALL=\(root\) NOPASSWD: /usr/bin/python3 -I -S /usr/local/lib/reconciler/run-[0-9a-f]{12}\.py( \"\")?",
         line,
     )
     for command in (
