@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from reconciler.effects.channel import CARRIED_AND_KEPT_COMMAND
 from reconciler.helper import build
-from reconciler.helper.observe import launcher_text
+from reconciler.helper.machine import Machine
+from reconciler.helper.observe import installed_on, launcher_text
 from reconciler.helper.records import LIB
 
 OBSERVE = {
@@ -160,3 +162,34 @@ def test_the_request_travels_as_it_is() -> None:
     last = build.carried(OBSERVE).decode().splitlines()[-1]
     encoded = last.removeprefix('main_carried(b"').removesuffix('")')
     assert json.loads(base64.b64decode(encoded)) == OBSERVE
+
+
+class Files:
+    """What `installed_on` asks of a machine, over a mapping of paths to bytes."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+
+    def listdir(self, path: str) -> list[str]:
+        return [name.rpartition("/")[2] for name in self.files if name.rpartition("/")[0] == path]
+
+    def read(self, path: str) -> bytes | None:
+        return self.files.get(path)
+
+    def kind(self, path: str) -> str:
+        return "file" if path in self.files else "missing"
+
+
+def test_a_helper_counts_as_installed_only_where_all_of_it_is_as_written() -> None:
+    """Without its launcher, or with another text in either file, the host must be enrolled anew."""
+    digest = build.digest()
+    program, launcher = f"{LIB}/helper-{digest}.py", f"{LIB}/run-{digest}.py"
+    whole = {program: build.program().encode(), launcher: launcher_text(digest).encode()}
+
+    def digests(files: dict[str, bytes]) -> object:
+        return installed_on(cast("Machine", Files(files)))["digests"]
+
+    assert digests(whole) == [digest]
+    for path in whole:
+        assert digests({name: data for name, data in whole.items() if name != path}) == []
+        assert digests(whole | {path: whole[path] + b"\n"}) == []
