@@ -190,6 +190,6 @@ def test_a_helper_counts_as_installed_only_where_all_of_it_is_as_written() -> No
         return installed_on(cast("Machine", Files(files)))["digests"]
 
     assert digests(whole) == [digest]
-    for path in whole:
+    for path, written in whole.items():
         assert digests({name: data for name, data in whole.items() if name != path}) == []
-        assert digests(whole | {path: whole[path] + b"\n"}) == []
+        assert digests(whole | {path: written + b"\n"}) == []
