@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import paramiko
-
 from reconciler.core.errors import HostUnreachableError, OutcomeUnknownError
 from reconciler.transports.base import (
     OUTPUT_CAP_BYTES,
@@ -31,6 +29,7 @@ from reconciler.transports.base import (
     Session,
 )
 from reconciler.transports.host_keys import HostKey, HostKeys
+from reconciler.transports.quick_paramiko import paramiko
 from reconciler.transports.ssh_login import Route, connect, hang_up, plan_route, scan
 from reconciler.transports.tunnel import Stream, listening
 

@@ -19,13 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import paramiko
-from paramiko.agent import AgentSSH
-from paramiko.pkey import UnknownKeyType
-from paramiko.ssh_exception import IncompatiblePeer
-
 from reconciler.core.errors import HostIdentityError, HostUnreachableError
 from reconciler.transports.host_keys import HostKey, HostKeys, Pinned, host_label
+from reconciler.transports.quick_paramiko import paramiko
 from reconciler.transports.ssh_config import HostConfig, SshConfigError, resolve
 
 HOPS_LIMIT = 8
@@ -283,7 +279,11 @@ def _failed_negotiation(
 ) -> HostUnreachableError | HostIdentityError:
     if error is None:
         return _unreachable(route, hop, f"no SSH answer within {route.timeout_s:g} s")
-    if isinstance(error, IncompatiblePeer) and pinned.keys and "host key" in str(error):
+    if (
+        isinstance(error, paramiko.ssh_exception.IncompatiblePeer)
+        and pinned.keys
+        and "host key" in str(error)
+    ):
         types = ", ".join(sorted({key.algorithm for key in pinned.keys}))
         return _identity(
             route,
@@ -551,7 +551,7 @@ def _load(file: Path, notes: list[str], *, wanted: bool) -> list[_Candidate]:
         # What cryptography raises for a passphrase that is needed and not given.
         notes.append(f"{file} has a passphrase and is not in the agent (run: ssh-add {file})")
         return []
-    except (ValueError, OSError, paramiko.SSHException, UnknownKeyType) as error:
+    except (ValueError, OSError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
         notes.append(f"{file} cannot be used: {_text(error)}")
         return []
     if key.public_blob is None:
@@ -573,7 +573,7 @@ def _agent_keys(config: HostConfig, notes: list[str]) -> Iterator[list[_Candidat
         candidates: list[_Candidate] = []
         try:
             connection.connect(path)
-            agent = AgentSSH()
+            agent = paramiko.agent.AgentSSH()
             # paramiko.Agent knows SSH_AUTH_SOCK only and waits for an answer without a limit.
             agent._connect(connection)  # type: ignore[attr-defined]  # noqa: SLF001
             candidates = [
