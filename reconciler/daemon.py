@@ -18,8 +18,6 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
-import structlog
-
 from reconciler.core.attempt import Attempt, Leg, Phase
 from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.effect import Leave
@@ -31,11 +29,10 @@ from reconciler.core.plan import Permissions
 from reconciler.core.revision import revision
 from reconciler.core.spec import Server
 from reconciler.core.survey import HostSurvey, Survey
+from reconciler.logs import log
 from reconciler.probing import Performance
 from reconciler.reconcile import World, act, survey
 from reconciler.sources.base import Commit, Snapshot, Source
-
-log = structlog.get_logger()
 
 BURST_S: Final = 1.0
 """Between two readings of a source that are asked for one after the other: the first is read at once, a burst is joined."""
@@ -239,7 +236,7 @@ class Daemon:
         while not self.stopping:
             try:
                 pause = self.turn()
-            except Exception:
+            except Exception:  # noqa: BLE001 - logged with its place; the daemon goes on
                 log.exception("turn failed")
                 pause = RETRY_SOURCE_S
             self.wait(pause)
@@ -519,7 +516,7 @@ class Daemon:
         for subscriber in self.subscribers:
             try:
                 subscriber(notice)
-            except Exception:
+            except Exception:  # noqa: BLE001 - logged with its place; the daemon goes on
                 log.exception("a reporter failed", notice=type(notice).__name__)
 
 

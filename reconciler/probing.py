@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-import structlog
-
 from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.errors import ReconcilerError
 from reconciler.core.perf_drift import NotProbed, PerfDrifted, PerfFinding
@@ -25,9 +23,8 @@ from reconciler.effects.perf_probe import probe_performance
 from reconciler.effects.perform import fetch_args
 from reconciler.effects.ports import HostPort, Request
 from reconciler.engines.base import Engine
+from reconciler.logs import log
 from reconciler.reconcile import World, fetch_revision
-
-log = structlog.get_logger()
 
 DEADLINE_S: Final = 60.0
 """A host's next pass waits for a probe."""

@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
-import structlog
-
 from reconciler.core.attempt import Attempt, Leg, Phase
 from reconciler.core.checks import waived
 from reconciler.core.conditions import Outcome, Reason, ServerResult
@@ -77,9 +75,8 @@ from reconciler.effects.ports import (
 )
 from reconciler.effects.steer import act_once, write_records
 from reconciler.engines.base import Engine
+from reconciler.logs import log
 from reconciler.resolve import budgets_of, carried, excused, recorded_target, wish_of
-
-log = structlog.get_logger()
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from reconciler.core.attempt import Attempt
 from reconciler.core.conditions import ServerResult
 from reconciler.core.effect import (
@@ -23,8 +21,7 @@ from reconciler.core.effect import (
 )
 from reconciler.core.rollout import leavable, step
 from reconciler.effects.perform import Performer
-
-log = structlog.get_logger()
+from reconciler.logs import log
 
 
 @dataclass(frozen=True, slots=True)

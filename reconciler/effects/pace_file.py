@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from reconciler.core.errors import StoreError
 from reconciler.core.pacing import Pace
+from reconciler.logs import log
 
-log = structlog.get_logger()
 PACES = TypeAdapter(dict[str, Pace])
 
 

@@ -43,6 +43,7 @@ from reconciler.core.effect import (
     Record,
     Remove,
     Reply,
+    SetAside,
     Settle,
     Signal,
     Start,
@@ -405,6 +406,9 @@ def verb_of(effect: Mutation) -> tuple[str, dict[str, Any]]:
                 ],
                 "saved_sha": effect.saved_sha,
             }
+        case SetAside():
+            drop_ins = [{"path": path, "sha": sha} for path, sha in effect.drop_ins]
+            return "set-aside", {"unit": effect.unit, "drop_ins": drop_ins}
         case Remove():
             return "remove", {"unit": effect.unit, "what": list(effect.what)}
         case Start():

@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from reconciler.core.fleet import Fleet
 from reconciler.core.saved_state import state_of, state_text
 from reconciler.core.survey import HostSurvey, Survey
-
-log = structlog.get_logger()
+from reconciler.logs import log
 
 PAUSE_S: Final = 5.0
 """Between two writings: of a thousand hosts one is seen every few milliseconds."""

@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-import structlog
-
 from reconciler.core.conditions import CommitStatus
 from reconciler.core.event import VerdictGiven
 from reconciler.core.fleet import Fleet
@@ -33,10 +31,9 @@ from reconciler.core.standing import (
     unseen,
 )
 from reconciler.daemon import Notice, PassBegan, PassEnded, PassEvent, SourceRead, wanted_revision
+from reconciler.logs import log
 from reconciler.reconcile import still
 from reconciler.reporting.base import Status
-
-log = structlog.get_logger()
 
 CAPACITY: Final = 2_000
 """Notes that wait to be told: ten passes of two hundred servers."""

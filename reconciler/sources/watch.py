@@ -7,9 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import structlog
-
-log = structlog.get_logger()
+from reconciler.logs import log
 
 QUIET_MS: Final = 40
 """A save is over when nothing has moved for so long; an editor's rename, write and chmod are within a few."""

@@ -16,12 +16,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
-import structlog
-
 from reconciler.core.errors import StoreError
 from reconciler.web.webhook import Hooks, Judgement
-
-log = structlog.get_logger()
 
 HEADER_BYTES: Final = 16 * 1024
 BODY_BYTES: Final = 1 << 20
