@@ -37,10 +37,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in items if zlib.crc32(item.nodeid.encode()) % of == number - 1]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
-    items.sort(key=_tier)
+    items.sort(key=_place)
 
 
-def _tier(item: pytest.Item) -> int:
-    if item.get_closest_marker("lab_pve"):
-        return 2
-    return 1 if item.get_closest_marker("lab") else 0
+LONGEST_FIRST = (
+    "test_bad_hosts.py", "test_thread.py", "test_proxmox.py", "test_kill.py", "test_incident.py", "test_ladder.py",
+    "test_real_engine.py", "test_daemon.py", "test_acts_lab.py", "test_tune.py", "test_host_lab.py",
+    "test_release_command.py", "test_rehearsal_systemd.py", "test_faults.py",
+)  # fmt: skip
+"""A file stays on one worker. These take minutes, so they begin first of the lab: else one worker ends long after the others."""
+
+
+def _place(item: pytest.Item) -> int:
+    if not (item.get_closest_marker("lab") or item.get_closest_marker("lab_pve")):
+        return 0
+    name = item.path.name
+    return 1 + (LONGEST_FIRST.index(name) if name in LONGEST_FIRST else len(LONGEST_FIRST))
