@@ -135,7 +135,7 @@ def test_the_process_gets_exactly_what_went_in(lab_host: SystemdHost) -> None:
 def test_a_server_that_dies_at_once_stops_starting_by_itself(lab_host: SystemdHost) -> None:
     """S16: after three starts in the window systemd gives up; nothing loops for ever."""
     install(lab_host, [made("loop.service", argv=("/bin/false",), restart_s=0.1)])
-    lab_host.check(["systemctl", "start", "loop.service"])
+    lab_host.check(["systemctl", "start", "--no-block", "loop.service"])
     state = "systemctl show -p ActiveState --value loop.service"
     lab_host.check(["sh", "-c", f'until [ "$({state})" = failed ]; do :; done'])
     shown = lab_host.check(
