@@ -88,7 +88,8 @@ class Member:
     names the attempt whose intent may stand on the host, because this one takes its place. `planned_on` is
     the applied revision that the plan was made on: if it is another one by now, the plan is stale. `waived` names the
     checks of preflight that did not hold and that `waivers` (id, reason) let pass. `hold` is the record (JSON) under which the
-    server stays down when its GPUs were to be freed and nothing else: empty in a rollout.
+    server stays down when its GPUs were to be freed and nothing else: empty in a rollout. `drop_ins` are those (path, digest) that
+    are moved out of the way first.
     """
 
     server: str
@@ -130,6 +131,7 @@ class Member:
     rejection_recorded: bool = False
     finished: int = 0
     hold: str = ""
+    drop_ins: tuple[tuple[str, str], ...] = ()
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -321,6 +323,7 @@ def _member(data: Mapping[str, Any]) -> Member:
         "waivers",
         "waived",
         "ignored",
+        "drop_ins",
     }
     plain = {k: v for k, v in data.items() if k not in rebuilt}
     return Member(
@@ -330,5 +333,6 @@ def _member(data: Mapping[str, Any]) -> Member:
         waivers=tuple((str(k), str(v)) for k, v in data.get("waivers", ())),
         waived=tuple(str(v) for v in data.get("waived", ())),
         ignored=tuple(str(v) for v in data.get("ignored", ())),
+        drop_ins=tuple((str(p), str(d)) for p, d in data.get("drop_ins", ())),
         **plain,
     )

@@ -5,8 +5,10 @@ Two different questions, never mixed: *out of sync* means the spec moved, *drift
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from reconciler.core.applied import Applied
 from reconciler.core.desired import Target, text_sha256
@@ -95,6 +97,11 @@ class Excuse:
         """Say whether others may listen on the port as well."""
         return "port" in dict(self.rules)
 
+    @property
+    def gpu_taken(self) -> bool:
+        """Say whether others may have its cards open while it serves; before a start no rule lets that pass."""
+        return "gpu-taken" in dict(self.rules)
+
 
 NO_EXCUSE = Excuse()
 
@@ -122,17 +129,10 @@ def drift_of(
             )
         case _:
             pass
-    match live.files:
-        case Known(value=files):
-            for path, _ in files.drop_ins:
-                if excuse.drop_in(path):
-                    continue
-                if not path.endswith("/zz-reconciler-disarm.conf") and "/service.d/" not in path:
-                    found.append(
-                        Drift("drop-in", f"{path} changes the unit behind the spec's back")
-                    )
-        case _:
-            pass
+    found += [
+        Drift("drop-in", f"{path} changes the unit behind the spec's back")
+        for path, _ in foreign_drop_ins(live, excuse)
+    ]
     match live.unit:
         case Known(value=unit):
             if unit.phase in {"down", "not-found"}:
@@ -157,6 +157,54 @@ def drift_of(
             pass
     found.extend([] if excuse.port else _port_drift(live))
     return tuple(found)
+
+
+def foreign_drop_ins(live: LiveServer, excuse: Excuse = NO_EXCUSE) -> tuple[tuple[str, str], ...]:
+    """Give the drop-ins of a unit that are somebody's: neither ours, nor everybody's, nor excused. Path and text each."""
+    files = live.files.value.drop_ins if isinstance(live.files, Known) else ()
+    return tuple(
+        (path, text)
+        for path, text in files
+        if not excuse.drop_in(path)
+        and not path.endswith("/zz-reconciler-disarm.conf")
+        and "/service.d/" not in path
+    )
+
+
+_MOVABLE: Final = re.compile(
+    r"/(?:etc|run)/systemd/system/(?P<unit>[^/]+)\.d/[A-Za-z0-9][A-Za-z0-9_.@:-]{0,120}\.conf\Z"
+)
+
+APPLIED_AT_ONCE: Final = frozenset(
+    {"Description", "Documentation", "CPUQuota", "CPUQuotaPeriodSec", "CPUWeight", "StartupCPUWeight", "AllowedCPUs",
+     "AllowedMemoryNodes", "IOWeight", "StartupIOWeight", "MemoryMin", "MemoryLow", "MemoryHigh", "MemoryMax", "MemorySwapMax", "TasksMax",
+     "Restart", "RestartSec", "TimeoutStopSec", "KillMode", "KillSignal", "SendSIGKILL", "StartLimitBurst", "StartLimitIntervalSec"}
+)  # fmt: skip
+"""Settings of which no process has a copy: systemd uses those that it has read last, so a running server needs no restart for them."""
+
+
+def movable(unit: str, path: str) -> bool:
+    """Say whether a drop-in lies where people put them for this one unit; a package's, or one of many units, is left alone."""
+    match = _MOVABLE.fullmatch(path)
+    return match is not None and match["unit"] == unit
+
+
+def settings_of(text: str) -> tuple[tuple[str, str], ...]:
+    """Read what a drop-in sets: key and value of each line."""
+    lines = text.replace("\\\n", " ").splitlines()
+    pairs = (line.partition("=") for line in lines if not line.lstrip().startswith(("#", ";", "[")))
+    return tuple((key.strip(), value.strip()) for key, eq, value in pairs if eq)
+
+
+def wording_of(text: str) -> str:
+    """Name what a drop-in sets: values only of settings that hold no secret and say something in a few characters."""
+    said = [
+        f"{key}={value}"
+        if key in APPLIED_AT_ONCE and re.fullmatch(r"[A-Za-z0-9.%:, -]{1,40}", value)
+        else key[:40]
+        for key, value in settings_of(text)
+    ]
+    return ", ".join(dict.fromkeys(s for s in said if s.isprintable())) or "nothing"
 
 
 def _port_drift(live: LiveServer) -> list[Drift]:

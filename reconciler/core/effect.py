@@ -192,6 +192,15 @@ class Install:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """Move somebody's drop-ins out of systemd's sight, each only with the bytes that were seen; they are kept on the host (S7)."""
+
+    server: str
+    unit: str
+    drop_ins: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Remove:
     """Take away what we put there: "trial", "disarm", "flag", "permanent"."""
 
@@ -258,6 +267,7 @@ Mutation = (
     | Signal
     | Learn
     | Install
+    | SetAside
     | Remove
     | Start
     | Commit

@@ -68,12 +68,12 @@ def admitted(plan: ServerPlan, pace: Pace, now: float, limits: Limits) -> Server
     if now < pace.due <= now + limits.longest_s * 2:
         sentence = f"{plan.sentence}; failed {_times(pace.failures)}, next try in {_span(pace.due - now)}; {retry}"
         return _waiting(plan, Reason.BACK_OFF, sentence)
-    if plan.action is Action.RESUME or plan.action not in DISRUPTIVE:
+    if plan.action is Action.RESUME or not (plan.action in DISRUPTIVE or plan.aside):
         return plan
     if is_heal(plan) and (pace.flapping or len(_recent(pace.heals, now, limits)) >= limits.heals):
         sentence = f"{plan.sentence}; brought back {_times(limits.heals)} within {_span(limits.window_s)}, and left alone now, because that does not help; look for the cause, then {retry}"
         return _waiting(plan, Reason.FLAPPING, sentence)
-    starts = _recent(pace.starts, now, limits)
+    starts = _recent(pace.starts, now, limits) if plan.action in DISRUPTIVE else []
     if len(starts) >= limits.starts:
         free = starts[-limits.starts] + limits.window_s
         sentence = f"{plan.sentence}; {len(starts)} rollouts within {_span(limits.window_s)} are enough, the next may begin in {_span(free - now)}; {retry}"
@@ -98,8 +98,9 @@ def after(
     if plan.action in DISRUPTIVE and result.outcome is not Outcome.REFUSED:
         # What preflight refused has touched nothing: it is tried again later and later, and uses nothing up (L9).
         pace = replace(pace, starts=(*_recent(pace.starts, now, limits), now))
-        if is_heal(plan):
-            pace = replace(pace, heals=(*_recent(pace.heals, now, limits), now))
+    healed = plan.action in DISRUPTIVE or plan.aside
+    if healed and is_heal(plan) and result.outcome is not Outcome.REFUSED:
+        pace = replace(pace, heals=(*_recent(pace.heals, now, limits), now))
     if result.reason in {Reason.PREEMPTED, Reason.HANDED_OVER, Reason.SPEC_MOVED_ON}:
         return replace(pace, due=now)
     if result.outcome in {Outcome.APPLIED, Outcome.IN_SYNC, Outcome.STOPPED}:

@@ -21,7 +21,19 @@ from reconciler.core.attempt import Attempt, Leg, Member, Phase
 from reconciler.core.checks import Check, Verdict, refused
 from reconciler.core.conditions import Outcome, Reason
 from reconciler.core.desired import ORIGINAL, Budgets, Target, text_sha256
-from reconciler.core.diff import NO_EXCUSE, NOTHING_RUNS, Drift, Excuse, RunningWith, drift_of
+from reconciler.core.diff import (
+    APPLIED_AT_ONCE,
+    NO_EXCUSE,
+    NOTHING_RUNS,
+    Drift,
+    Excuse,
+    RunningWith,
+    drift_of,
+    foreign_drop_ins,
+    movable,
+    settings_of,
+    wording_of,
+)
 from reconciler.core.live import Known, LiveServer, Unknown
 from reconciler.core.preflight import ownership_refusal, unit_refusal
 from reconciler.core.revision import Change, EffectClass
@@ -149,6 +161,12 @@ class ServerPlan:
     checks: tuple[Check, ...] = ()
     turn: Turn | None = None
     overrides: str = ""
+    aside: tuple[tuple[str, str], ...] = ()
+    """Drop-ins that are moved aside (`drift: heal`), with the digest of the bytes that were seen."""
+    aside_restarts: bool = False
+    """Whether one of them sets what only a start reads."""
+    left_in_place: bool = False
+    """Whether there are others that only a person can take away."""
 
     @property
     def acts(self) -> bool:
@@ -188,6 +206,7 @@ def _essence(plan: ServerPlan) -> dict[str, Any]:
         "unit": target.text_sha256 if target else "",
         "before": text_sha256(plan.unit_before),
         "gpus": list(target.gpu_uuids) if target else [],
+        **({"aside": dict(plan.aside)} if plan.aside else {}),
     }
 
 
@@ -228,7 +247,7 @@ def plan_server(
             for d in (
                 *drift_of(live, applied, wish.excuse),
                 *wish.running_with.drift(),
-                *(Drift("gpu-taken", s) for s in wish.strangers),
+                *(Drift("gpu-taken", s) for s in wish.strangers if not wish.excuse.gpu_taken),
             )
             if wish.drift != "off" or d.what in LIFECYCLE
         ),
@@ -240,8 +259,10 @@ def plan_server(
         may_be_killed=_may_be_killed(live),
         old=_old_target(live, recorded),
         no_pidfd=allow.no_pidfd,
-        notes=(*base.notes, *_excused(wish.excuse, live, applied)),
+        notes=(*base.notes, *_excused(wish, live, applied)),
     )
+    if wish.drift == "heal" and applied is not None:
+        base = _setting_aside(base, live)
     if wish.problem is not None:
         reason, sentence = wish.problem
         outcome = Outcome.UNKNOWN if reason is Reason.UNREADABLE else Outcome.REFUSED
@@ -405,6 +426,7 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
     if rejected is not None and not allow.retry and base.applied != target.revision:
         sentence = f"this revision failed here before ({rejected.reason}: {rejected.sentence}); change it, or `reconcile retry {base.wish.server}`"
         owed = LIFECYCLE | ({"unit-edited"} if base.wish.drift == "heal" else set())
+        owed |= {"drop-in"} if base.aside else set()
         if base.old is not None and {d.what for d in base.drift} & owed:
             # The wish is refused, but the last good revision is still owed (L2).
             back = _same_revision(base)
@@ -438,13 +460,8 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
         return replace(base, action=action, sentence=sentence, steps=_steps(base, action))
     worst = max((c.effect_class for c in base.wish.changes), default=EffectClass.RESTART)
     kinds = {d.what for d in base.drift}
-    if worst is EffectClass.RELOAD and not kinds & {
-        "down",
-        "looping",
-        "unverified",
-        "unit-edited",
-        "unit-missing",
-    }:
+    stays = not kinds & {"down", "looping", "unverified", "unit-edited", "unit-missing"}
+    if worst is EffectClass.RELOAD and stays:
         return replace(
             base,
             action=Action.RELOAD,
@@ -459,15 +476,38 @@ def _running(base: ServerPlan, target: Target, live: LiveServer, allow: Permissi
     )
 
 
-def _excused(excuse: Excuse, live: LiveServer, applied: Applied | None) -> list[str]:
+def _setting_aside(base: ServerPlan, live: LiveServer) -> ServerPlan:
+    """Note which drop-ins are moved aside, and show what they set: a person's change is never gone without a word."""
+    foreign = foreign_drop_ins(live, base.wish.excuse)
+    moved = [(path, text) for path, text in foreign if movable(base.wish.unit, path)]
+    notes = tuple(
+        f"{path} (sets {wording_of(text)}) is moved aside; its bytes stay on the host"
+        for path, text in moved
+    )
+    return replace(
+        base,
+        aside=tuple((path, text_sha256(text)) for path, text in moved),
+        notes=(*base.notes, *notes),
+        left_in_place=len(moved) < len(foreign),
+        aside_restarts=any(
+            key not in APPLIED_AT_ONCE for _, text in moved for key, _ in settings_of(text)
+        ),
+    )
+
+
+def _excused(wish: Wish, live: LiveServer, applied: Applied | None) -> list[str]:
     """Show what is ignored, and why: a rule that hides something without a word is soon forgotten."""
+    excuse = wish.excuse
     if not excuse.rules or applied is None:
         return []
     seen = {d.sentence for d in drift_of(live, applied)} - {
         d.sentence for d in drift_of(live, applied, excuse)
     }
     reasons = dict(excuse.rules)
-    found = []
+    found = [
+        f"ignored: {s} (gpu-taken: {reasons['gpu-taken']})"
+        for s in (wish.strangers if excuse.gpu_taken else ())
+    ]
     for sentence in sorted(seen):
         names = [w for w in reasons if w.startswith("drop-in:") and w[8:] in sentence]
         if not names:
@@ -519,6 +559,18 @@ def _same_revision(base: ServerPlan) -> ServerPlan:
             sentence=f"{how}; the applied revision comes back (drift: heal)",
             steps=_steps(base, Action.CHANGE),
         )
+    if base.aside and not base.left_in_place and not kinds & {"port", "gpu-taken", "other-flags"}:
+        # The run that was applied began without them; a run since then read them if it had to.
+        again = "unverified" in kinds and base.aside_restarts
+        action = Action.CHANGE if again else Action.RELOAD
+        which = ", ".join(path for path, _ in base.aside)
+        how = "the applied revision comes back" if again else "the process is not touched"
+        return replace(
+            base,
+            action=action,
+            sentence=f"{which} changes the unit behind the spec's back; moved aside, {how} (drift: heal)",
+            steps=_steps(base, action),
+        )
     if "unverified" in kinds:
         return replace(
             base,
@@ -529,7 +581,7 @@ def _same_revision(base: ServerPlan) -> ServerPlan:
     if kinds & {"drop-in", "port", "other-flags", "gpu-taken"} and base.wish.drift != "off":
         sentences = "; ".join(d.sentence for d in base.drift)
         if base.wish.drift == "heal":
-            sentences += ". This cannot be healed from here, since it is not the unit's own file: take it away on the host"
+            sentences += ". This cannot be healed from here, since it is not this unit's own: take it away on the host"
         return replace(
             base,
             action=Action.BLOCKED,
@@ -621,6 +673,18 @@ def prune_steps(base: ServerPlan) -> tuple[str, ...]:
 
 def _steps(base: ServerPlan, action: Action) -> tuple[str, ...]:
     """Write the ordered steps as sentences, with the numbers that bound each."""
+    steps = _steps_of(base, action)
+    moved = tuple(
+        f"move {path} aside and daemon-reload; its bytes are kept" for path, _ in base.aside
+    )
+    at = steps.index(LEASE) + 1
+    return (*steps[:at], *moved, *steps[at:])
+
+
+LEASE = "acquire the lease"
+
+
+def _steps_of(base: ServerPlan, action: Action) -> tuple[str, ...]:
     wish = base.wish
     budgets = wish.budgets
     stop = f"stop {wish.unit} (systemd's limit raised to {budgets.stop_s:g} s first)"
@@ -640,7 +704,7 @@ def _steps(base: ServerPlan, action: Action) -> tuple[str, ...]:
     ]
     first = [
         "preflight: engine flags, files, user, port, disk, GPUs, holders",
-        "acquire the lease",
+        LEASE,
         "disarm: no restarts, the host's dead-man timer set",
     ]
     match action:
@@ -656,14 +720,14 @@ def _steps(base: ServerPlan, action: Action) -> tuple[str, ...]:
             )
         case Action.RELOAD:
             return (
-                "acquire the lease",
+                LEASE,
                 f"replace {wish.unit} and daemon-reload; the process is not touched",
                 "one real generation as its proof",
                 "record it as applied",
             )
         case Action.TAKE_OVER:
             return (
-                "acquire the lease",
+                LEASE,
                 "one real generation as its proof",
                 *([gate] if wish.gated else []),
                 f"save {wish.unit}, replace it and daemon-reload; the process is not touched",
@@ -671,7 +735,7 @@ def _steps(base: ServerPlan, action: Action) -> tuple[str, ...]:
             )
         case Action.VERIFY:
             return (
-                "acquire the lease",
+                LEASE,
                 "one real generation as its proof",
                 "record this run as applied",
             )
@@ -748,6 +812,7 @@ def _member(plan: ServerPlan) -> Member:
         supersedes=plan.supersedes,
         allow_no_pidfd=plan.no_pidfd,
         policy_digest=wish.policy_digest,
+        drop_ins=plan.aside,
         waivers=wish.waivers,
         ignored=tuple(what for what, _ in wish.excuse.rules),
     )

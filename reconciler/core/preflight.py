@@ -203,7 +203,9 @@ def _unit(member: Member, found: LiveServer) -> Iterator[Refusal]:
                 Reason.NOT_OURS,
             )
         for path, _ in files.drop_ins:
-            if f"drop-in:{path.rpartition('/')[2]}" in member.ignored:
+            if f"drop-in:{path.rpartition('/')[2]}" in member.ignored or path in dict(
+                member.drop_ins
+            ):
                 continue
             if not path.endswith(OUR_DROP_IN) and "/service.d/" not in path:
                 yield Refusal(

@@ -41,6 +41,7 @@ from reconciler.core.effect import (
     Record,
     Remove,
     Reply,
+    SetAside,
     Settle,
     Signal,
     Start,
@@ -56,7 +57,7 @@ from reconciler.core.live import Known
 from reconciler.core.preflight import preflight
 from reconciler.core.steps import LEASE_TTL_S, STEPS, Do, Fail, Move, Next, Step, target_of
 
-MUTATIONS = (Record, Disarm, Stop, Signal, Install, Remove, Start, Commit, Settle)
+MUTATIONS = (Record, Disarm, Stop, Signal, Install, SetAside, Remove, Start, Commit, Settle)
 
 MARGIN_S = 5.0
 """No effect begins when the rest of the lease is shorter than the effect's deadline plus this (S9)."""
@@ -569,6 +570,7 @@ def _history(state: Attempt, member: Member, now: float) -> Mapping[str, object]
         "attempt": state.id,
         **({"cause": state.failure.code} if state.failure and state.failure.code else {}),
         "idle_mib": dict(state.idle_mib),
+        **({"moved_aside": dict(member.drop_ins)} if member.drop_ins else {}),
     }
 
 

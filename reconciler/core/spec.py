@@ -799,11 +799,14 @@ _IGNORED_DROP_IN: Final = re.compile(r"drop-in:[A-Za-z0-9][A-Za-z0-9_.@-]{0,100}
 
 def _ignored(rules: dict[str, str]) -> dict[str, str]:
     """Hold each rule to something that may be ignored, and to a reason that says something."""
-    known = {f"unit:{key}" for key in IGNORABLE} | {"port"}
+    known = {f"unit:{key}" for key in IGNORABLE} | {"port", "gpu-taken"}
     found: list[tuple[Loc, str]] = []
     for what, why in rules.items():
         if what not in known and not _IGNORED_DROP_IN.match(what):
-            hint = nearest(what, known) or "; say `drop-in:NAME.conf`, `unit:KEY` or `port`"
+            hint = (
+                nearest(what, known)
+                or "; say `drop-in:NAME.conf`, `unit:KEY`, `port` or `gpu-taken`"
+            )
             found.append(((what,), f"is nothing that may be ignored{hint}"))
         said = unseen(why)
         if said:
@@ -950,7 +953,7 @@ class Server(Strictly):
     drift_ignore: Annotated[dict[str, str], AfterValidator(_ignored)] = Field(
         default={},
         title="Drift to ignore",
-        description="What others may change on the host, each with the reason: `drop-in:NAME.conf`, `port`, or `unit:KEY` for a key of the unit that "
+        description="What others may change on the host, each with the reason: `drop-in:NAME.conf`, `port`, `gpu-taken` (somebody else has a card open while it serves), or `unit:KEY` for a key of the unit that "
         "is then carried over as it stands there. Keys: " + ", ".join(IGNORABLE) + ".",
         examples=[{"drop-in:50-memory.conf": "memory limits are kept by the site's own tool"}],
     )

@@ -33,6 +33,7 @@ from reconciler.core.effect import (
     Record,
     Remove,
     Reply,
+    SetAside,
     Settle,
     Signal,
     Start,
@@ -179,7 +180,19 @@ def acquire(state: Attempt, reply: Reply) -> Move:
             return Do(
                 Record(member.server, "attempted", json.dumps(content, sort_keys=True)), state
             )
-    return Next(state)
+    return _set_aside(state, member, found)
+
+
+def _set_aside(state: Attempt, member: Member, found: LiveServer) -> Move:
+    """Move drop-ins away before anything is stopped: one may decide how the process ends."""
+    if not member.drop_ins:
+        return Next(state)
+    if isinstance(found.files, Unknown):
+        sentence = f"the drop-ins of {member.unit} cannot be read ({found.files.reason}); nothing was changed"
+        return Fail(state, Reason.UNREADABLE, sentence)
+    here_still = {path for path, _ in found.files.value.drop_ins}
+    left = tuple((path, sha) for path, sha in member.drop_ins if path in here_still)
+    return Do(SetAside(member.server, member.unit, left), state) if left else Next(state)
 
 
 def bindings_json(member: Member) -> str:

@@ -28,6 +28,7 @@ from reconciler.helper.install import (
     remove_files,
     renew_secrets,
     saved_digest,
+    set_aside,
 )
 from reconciler.helper.machine import Machine, Refused
 from reconciler.helper.observe import (
@@ -712,6 +713,7 @@ VERBS: Dict[str, Tuple[str, Callable[..., Dict[str, Any]]]] = {
     "stop": (FENCED, stop_unit),
     "signal": (FENCED, signal_left_overs),
     "install": (FENCED, install_unit),
+    "set-aside": (FENCED, set_aside),
     "remove": (FENCED, remove_files),
     "start": (FENCED, start_unit),
     "deadline": (FENCED, move_deadline),

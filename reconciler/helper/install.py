@@ -8,6 +8,7 @@ asked (S24). Part of the shipped helper: Python 3.9, standard library only.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Dict, List, Optional
 
 from reconciler.helper.guard import phase_reading, same_bytes
@@ -40,6 +41,9 @@ from reconciler.helper.records import (
 
 PRODUCED_KEPT = 200
 SEALED_CAP = 8192
+DROP_INS_CAP = 64
+ASIDE_KEPT = 200
+DROP_IN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]{0,120}\.conf")
 
 
 def install_unit(act: Act) -> Dict[str, Any]:
@@ -69,6 +73,51 @@ def install_unit(act: Act) -> Dict[str, Any]:
     check_effective(machine, unit, path, argv, environment)
     act.after = {"fragment": path, "sha": sha256_of(data)}
     return {"fragment": path}
+
+
+def set_aside(act: Act) -> Dict[str, Any]:
+    """Move drop-ins of this one unit out of systemd's sight; their bytes are kept among the server's records (S7).
+
+    A link, a file of other bytes than were seen, or one that lies elsewhere is refused; one that is gone already is fine.
+    """
+    machine, changes = act.machine, act.changes
+    unit = act.bound_unit()
+    asked = act.args.get("drop_ins")
+    if not isinstance(asked, list) or len(asked) > DROP_INS_CAP:
+        raise bad("drop_ins is no list of acceptable length")
+    kept = {}
+    for item in asked:
+        wanted = record_of(item, "drop-in")
+        path = text_of(wanted.get("path"), "path")
+        digest = matching(REVISION_ID, wanted.get("sha"), "sha")
+        folder, _, name = path.rpartition("/")
+        if folder not in (f"{PERMANENT}/{unit}.d", f"{TRIAL}/{unit}.d"):
+            raise Refused("NotOurs", f"{path} is no drop-in of {unit} alone", path=path)
+        if not DROP_IN_NAME.fullmatch(name) or path == drop_in_path(unit):
+            raise bad("a drop-in has a name that is not acceptable")
+        kind = machine.kind(path)
+        if kind == "missing":
+            continue
+        if kind != "file":
+            raise Refused("SymlinkedUnit", f"{path} is a {kind}, not a file", path=path, kind=kind)
+        data = machine.read(path) or b""
+        if sha256_of(data) != digest:
+            raise Refused("NotOurs", f"{path} was changed since it was looked at", path=path)
+        place = state_path(act.server, f"aside/{digest}")
+        changes.write(place, data)
+        kept[path] = place
+        changes.remove(path, 0o644)
+    if kept:
+        at = machine.walltime()
+        entries = [{"path": p, "kept": k, "at": at} for p, k in sorted(kept.items())]
+        before = (read_record(machine, act.server, "aside") or {}).get("moved") or []
+        changes.put_record(act.server, "aside", {"moved": [*before, *entries][-ASIDE_KEPT:]})
+    changes.reload()
+    left = phase_reading(machine.unit(unit), unit).get("DropInPaths") or []
+    if set(kept) & set(left):
+        raise Refused("NotEffective", f"systemd still reads {', '.join(sorted(kept))}; put back")
+    act.after = {"kept": kept}
+    return {"kept": kept}
 
 
 def saved_digest(args: Dict[str, Any]) -> Optional[str]:
@@ -309,4 +358,5 @@ __all__ = [
     "renew_at_start",
     "renew_secrets",
     "saved_digest",
+    "set_aside",
 ]

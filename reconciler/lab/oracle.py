@@ -21,6 +21,7 @@ FENCED_VERBS = frozenset(
         "stop",
         "signal",
         "install",
+        "set-aside",
         "remove",
         "start",
         "deadline",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from itertools import pairwise
 
 import pytest
 from simulated_daemon import Stage
 
+from reconciler.core.diff import wording_of
 from reconciler.core.pacing import Limits
 from reconciler.daemon import PassEnded
 from reconciler.engines import custom
@@ -84,10 +87,16 @@ def drift_of(stage: Stage) -> set[str]:
 
 
 KINDS = [(drop_in, "drop-in"), (listener, "port"), (gpu_taken, "gpu-taken")]
+STRANGERS = KINDS[1:]
 
 
-@pytest.mark.parametrize(("do", "what"), KINDS)
-@pytest.mark.parametrize("mode", ["off", "warn", "heal"])
+@pytest.mark.parametrize(
+    ("do", "what", "mode"),
+    [
+        *((do, what, mode) for do, what in KINDS for mode in ("off", "warn")),
+        *((*s, "heal") for s in STRANGERS),
+    ],
+)
 def test_what_is_not_ours_to_take_away_is_said_and_never_touched(
     do: Callable[[Stage], Callable[[], bool]], what: str, mode: str
 ) -> None:
@@ -179,3 +188,108 @@ def test_healing_flags_takes_no_newer_commit_and_has_a_flap_limit() -> None:
         stage.run(240)
         assert "--steps 1" in stage.argv()
     assert stage.starts <= starts + 2
+
+
+def kept(stage: Stage) -> list[bytes]:
+    """Give the bytes that were moved aside."""
+    files = stage.host.host.files.data
+    return [data for path, data in files.items() if f"/{SERVER}/aside/" in path]
+
+
+def history(stage: Stage) -> list[dict[str, object]]:
+    """Give what the host recorded of what moved something aside."""
+    data = stage.host.host.files.data[f"/var/lib/reconciler/{SERVER}/history.ndjson"]
+    read = [json.loads(line) for line in data.decode().splitlines()]
+    return [r for r in read if r.get("moved_aside")]
+
+
+def put(stage: Stage, text: bytes, name: str = "10-mine") -> str:
+    """Add a drop-in by hand, as an editor and a daemon-reload do."""
+    path = f"/etc/systemd/system/{UNIT}.d/{name}.conf"
+    stage.host.host.files.put(path, text)
+    stage.host.systemd.reload()
+    return path
+
+
+ENVIRONMENT = b"[Service]\nEnvironment=HF_TOKEN=hf_verysecret\n"
+
+
+@pytest.mark.parametrize("text", [b"[Service]\nMemoryMax=200G\n", ENVIRONMENT])
+def test_a_drop_in_is_moved_aside_and_what_never_read_it_is_not_restarted(text: bytes) -> None:
+    """`heal`: the bytes are kept and named in the history; the run that was applied began without it, so it goes on."""
+    stage = applied("heal")
+    before = main_process(stage).pid
+    path = put(stage, text)
+    stage.run(120)
+    assert stage.outcomes[-1] == IN_SYNC
+    assert path not in stage.host.host.files.data
+    assert kept(stage) == [text]
+    assert history(stage)[-1]["moved_aside"] == {path: sha256(text).hexdigest()}
+    assert path not in stage.host.machine().unit(UNIT)["known"]["DropInPaths"]
+    assert (stage.starts, main_process(stage).pid) == (1, before)
+    assert wording_of(text.decode()) in {"MemoryMax=200G", "Environment"}
+
+
+@pytest.mark.parametrize(
+    ("text", "starts"), [(b"[Service]\nMemoryMax=200G\n", 2), (ENVIRONMENT, 3)]
+)
+def test_a_server_is_restarted_only_where_it_began_with_what_is_moved_away(
+    text: bytes, starts: int
+) -> None:
+    """Somebody adds a drop-in and restarts: an environment is in the process, a limit of memory is not."""
+    stage = applied("heal")
+    put(stage, text)
+    stage.host.machine().stop(UNIT)
+    stage.host.machine().start(UNIT)
+    stage.run(300)
+    assert stage.outcomes[-1] == IN_SYNC
+    assert kept(stage) == [text]
+    assert stage.starts == starts
+
+
+def test_a_drop_in_that_comes_back_again_and_again_is_left_alone_and_said() -> None:
+    """The flap limit holds for what is moved aside as for a restart: two tools do not fight for ever."""
+    stage = applied("heal", limits=Limits(heals=2))
+    for number in range(2):
+        path = put(stage, b"[Service]\nMemoryMax=%dG\n" % number)
+        stage.run(120)
+        assert path not in stage.host.host.files.data
+    path = put(stage, b"[Service]\nMemoryMax=9G\n")
+    stage.run(900)
+    assert path in stage.host.host.files.data
+    assert stage.outcomes[-1] == ("Waiting", "Flapping")
+    assert stage.starts == 1
+
+
+def test_an_ignored_drop_in_and_one_of_a_package_stay_where_they_are() -> None:
+    """A rule with a reason excuses; what lies where packages put things is a person's to take away, and is named."""
+    stage = applied("heal")
+    rule = 'drift: "heal"\ndrift_ignore: {"drop-in:10-mine.conf": "memory limits by Puppet"}'
+    stage.source.write(spec("heal").replace('drift: "heal"', rule))
+    path = put(stage, b"[Service]\nMemoryMax=1G\n")
+    stage.run(120)
+    assert stage.outcomes[-1][0] == "InSync"
+    assert path in stage.host.host.files.data
+    theirs = f"/usr/lib/systemd/system/{UNIT}.d/20-vendor.conf"
+    stage.host.host.files.put(theirs, b"[Service]\nMemoryMax=2G\n")
+    stage.host.systemd.reload()
+    stage.run(120)
+    assert stage.outcomes[-1] == DRIFTED
+    assert theirs in stage.sentence
+    assert {path, theirs} <= set(stage.host.host.files.data)
+    assert kept(stage) == []
+
+
+def test_a_stranger_on_a_card_is_ignored_by_a_rule_with_a_reason() -> None:
+    """`gpu-taken` in `drift_ignore`: in sync, with the reason shown; no rule lets a start begin beside a stranger (S1)."""
+    stage = applied("warn")
+    rule = 'drift: "warn"\ndrift_ignore: {"gpu-taken": "the exporter samples every card"}'
+    stage.source.write(spec("warn").replace('drift: "warn"', rule))
+    stage.host.host.add_process(gpus=(0,), mib=500)
+    stage.run(120)
+    assert stage.outcomes[-1][0] == "InSync"
+    ended = next(n for n in reversed(stage.notices) if isinstance(n, PassEnded))
+    assert "the exporter samples every card" in str(ended.found.plan.servers[0].notes)
+    stage.host.machine().stop(UNIT)
+    stage.run(300)
+    assert stage.starts == 1

@@ -656,6 +656,34 @@ class TestSettleRemoveDeadline:
         assert tester.refused("remove", unit=UNIT, what=["permanent"]) == "NotOurs"
         assert PERMANENT in tester.host.host.files.data
 
+    def test_a_drop_in_is_moved_aside_by_its_bytes_and_nothing_else_is(
+        self, tester: Controller
+    ) -> None:
+        """S7: only a plain file of this unit's own folder, with the bytes that were seen; they are kept; a repeat is fine."""
+        tester.deploy("qwen")
+        tester.claim(takeover=True)
+        files = tester.host.host.files
+        text = b"[Service]\nMemoryMax=1G\n"
+        path = f"{PERMANENT}.d/10-mine.conf"
+        elsewhere = "/usr/lib/systemd/system/other.service.d/10-mine.conf"
+        for place in (path, elsewhere):
+            files.put(place, text)
+        sha = hashlib.sha256(text).hexdigest()
+
+        def asked(place: str, digest: str = sha) -> dict[str, object]:
+            return {"unit": UNIT, "drop_ins": [{"path": place, "sha": digest}]}
+
+        assert tester.refused("set-aside", **asked(path, "0" * 64)) == "NotOurs"
+        assert tester.refused("set-aside", **asked(elsewhere)) == "NotOurs"
+        assert tester.refused("set-aside", **asked(f"{PERMANENT}.d/../x.conf")) == "NotOurs"
+        assert tester.refused("set-aside", **asked(f"{PERMANENT}.d/.conf")) == "BadRequest"
+        assert files.data[path] == files.data[elsewhere] == text
+        kept = tester.done("set-aside", **asked(path))["kept"]
+        assert files.data[kept[path]] == text
+        assert path not in files.data
+        assert tester.done("set-aside", **asked(path))["kept"] == {}
+        assert files.data[kept[path]] == text
+
     def test_disarming_can_be_taken_back(self, running: Controller) -> None:
         """Drop-in and flag away, and the unit restarts by itself as before."""
         running.claim(takeover=True)
