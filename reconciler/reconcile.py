@@ -20,7 +20,7 @@ from reconciler.core.attempt import Attempt, Leg, Phase
 from reconciler.core.checks import waived
 from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.desired import Budgets, Target
-from reconciler.core.effect import Done, Inspect, Measured, Turned, Wait
+from reconciler.core.effect import Done, Inspect, Leave, Measured, Turned, Wait
 from reconciler.core.errors import (
     HostError,
     HostIdentityError,
@@ -42,6 +42,7 @@ from reconciler.core.fleet import Fleet
 from reconciler.core.live import Known, LiveHost, LiveServer, Records
 from reconciler.core.plan import (
     Action,
+    Peer,
     Permissions,
     ServerPlan,
     Wish,
@@ -311,6 +312,7 @@ def _scheduled(
     facts = {p.wish.server: _facts(p, live) for p, live in rows}
     now = datetime.fromtimestamp(allow.at, tz=UTC) if allow.at else None
     done = dict(plans) if allow.unscheduled else scheduled(named, plans, facts, now, allow.override)
+    done = {name: _with_peers(plan, fleet) for name, plan in done.items()}
     hosts = []
     for at in found:
         kept = []
@@ -322,6 +324,18 @@ def _scheduled(
                 kept.append(done[name])
         hosts.append(replace(at, plans=tuple(kept)))
     return Survey(tuple(h for h in hosts if h.plans))
+
+
+def _with_peers(plan: ServerPlan, fleet: Fleet) -> ServerPlan:
+    """Note where the other members of its group are, for the look that follows the lease."""
+    if plan.turn is None:
+        return plan
+    peers = tuple(
+        Peer(s.name, s.unit, fleet.host(s.host))
+        for s in fleet.servers
+        if s.group is not None and s.group.name == plan.turn.group and s.name != plan.wish.server
+    )
+    return replace(plan, turn=replace(plan.turn, peers=peers))
 
 
 def _facts(plan: ServerPlan, live: LiveHost | None) -> Facts:
@@ -613,6 +627,7 @@ def _carry_all(
                     done.update({p.wish.server: still(_outrun(p)) for p in mine})
                     continue
                 watcher = Watcher(found.host.name, began, world.clock, emit)
+                leaving = in_turn(mine, (found.host.name, port), world)
                 ports = Ports(
                     host=port,
                     clock=world.clock,
@@ -622,7 +637,7 @@ def _carry_all(
                     baselines=found.baselines,
                     flags=world.flags,
                     on_progress=watcher.progress,
-                    leaving=world.leaving,
+                    leaving=leaving,
                     secrets=opened,
                 )
                 state = resume(attempt) if attempt.resumed else replace(attempt, alone=alone)
@@ -648,6 +663,84 @@ def _carry_all(
             )
             done.setdefault(plan.wish.server, unknown)
     return done
+
+
+def in_turn(mine: Sequence[ServerPlan], own: tuple[str, HostPort], world: World) -> Leaving:
+    """Let an attempt of group members leave, once it holds its leases, where somebody else has begun a turn by then.
+
+    Each controller first takes its own lease and only then looks at the others' hosts: of two that begin at once at least
+    one sees the other, so the group's bounds hold without anything that all controllers share (S25).
+    """
+    plans = [p for p in mine if p.turn is not None and p.turn.peers]
+    if not plans:
+        return world.leaving
+    seen: set[Any] = set()
+
+    def leaving(state: Attempt, now: float) -> Leave | None:
+        fences = tuple(m.fence for m in state.members)
+        if state.phase is Phase.ACQUIRE and None not in fences and fences not in seen:
+            seen.add(fences)
+            if (why := crowded(plans, own, world)) is not None:
+                return Leave(world.clock.now(), Reason.GROUP, why)
+        return world.leaving(state, now)
+
+    return leaving
+
+
+def crowded(plans: Sequence[ServerPlan], own: tuple[str, HostPort], world: World) -> str | None:
+    """Say why a group has no room any more, by its members as they are now; None where it has."""
+    for turn in {p.turn.group: p.turn for p in plans if p.turn is not None}.values():
+        members = [p for p in plans if p.turn is not None and p.turn.group == turn.group]
+        names = {p.wish.server for p in members}
+        peers = [p for p in turn.peers if p.server not in names]
+        by_host: dict[str, list[Peer]] = {}
+        for peer in peers:
+            by_host.setdefault(peer.host.name, []).append(peer)
+
+        def look(them: list[Peer]) -> list[tuple[str, Facts]]:
+            return _peers_now(them, own, world)
+
+        facts = dict(
+            row for rows in _on_each(by_host.values(), look, world.hosts_at_once) for row in rows
+        )
+        busy = sorted(name for name, fact in facts.items() if fact.under_way)
+        if len(busy) + len(members) > turn.at_once:
+            return f"{', '.join(busy)} of group {turn.group} is under change by now; nothing was changed"
+        serving = sum(f.serving and not f.under_way for f in facts.values())
+        if any(p.turn is not None and p.turn.serves for p in members) and serving < turn.needed:
+            return f"{serving} others of group {turn.group} serve by now, and {turn.needed} must go on; nothing was changed"
+    return None
+
+
+def _peers_now(
+    peers: list[Peer], own: tuple[str, HostPort], world: World
+) -> list[tuple[str, Facts]]:
+    """Look at group members of one host; a host that is silent has none that serves."""
+    asked = [
+        {"server": p.server, "unit": p.unit, "port": None, "invocation_lines": 0} for p in peers
+    ]
+    args = {"servers": asked, "kernel_cursor": None, "paths": [], "users": [], "gpus": False}
+    at = peers[0].host
+    try:
+        with nullcontext(own[1]) if at.name == own[0] else world.connect(at) as port:
+            live = observe(port, args, deadline_s=OBSERVE_DEADLINE_S)
+    except (HostError, StoreError):
+        return [(p.server, Facts()) for p in peers]
+    return [(p.server, _peer_facts(live, p.server)) for p in peers]
+
+
+def _peer_facts(live: LiveHost, server: str) -> Facts:
+    """Say how a group member stands: one whose lease is held is about to change, though nothing shows yet."""
+    found = live.servers.get(server)
+    records = found.known_records if found is not None else None
+    if found is None or records is None:
+        return Facts()
+    now = live.identity.value.boottime if isinstance(live.identity, Known) else 0.0
+    held = records.lease_expires is not None and records.lease_expires > now
+    return Facts(
+        serving=found.phase == "running" and records.applied is not None and not records.disarmed,
+        under_way=held or records.intent is not None or records.disarmed,
+    )
 
 
 def opened_for(

@@ -95,6 +95,9 @@ def after(
         return replace(pace, flapping=True)
     if not plan.acts:
         return _quiet(pace, result, now)
+    if result.reason is Reason.GROUP:
+        # Two controllers wanted the same turn and both stood back: not at the same moment again.
+        return replace(pace, due=now + limits.first_s * (0.5 + spread))
     if plan.action in DISRUPTIVE and result.outcome is not Outcome.REFUSED:
         # What preflight refused has touched nothing: it is tried again later and later, and uses nothing up (L9).
         pace = replace(pace, starts=(*_recent(pace.starts, now, limits), now))

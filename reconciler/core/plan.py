@@ -37,6 +37,7 @@ from reconciler.core.diff import (
 from reconciler.core.live import Known, LiveServer, Unknown
 from reconciler.core.preflight import ownership_refusal, unit_refusal
 from reconciler.core.revision import Change, EffectClass
+from reconciler.core.spec import Host
 
 
 class Action(StrEnum):
@@ -108,13 +109,27 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """Another member of a group, and where it is."""
+
+    server: str
+    unit: str
+    host: Host
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
-    """A member's turn in its group: how many may be under change, and how many that serve may stop serving."""
+    """A member's turn in its group: how many may be under change, and how many that serve may stop serving.
+
+    `needed` members must go on serving; `peers` are looked at again once the member's own lease is held.
+    """
 
     group: str
     at_once: int
     room: int
     serves: bool
+    needed: int = 0
+    peers: tuple[Peer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

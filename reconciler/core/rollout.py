@@ -619,7 +619,7 @@ def _result(state: Attempt, member: Member) -> tuple[str, Outcome, Reason, str, 
 def _ended(state: Attempt, member: Member, failure: Failure) -> tuple[Outcome, str]:
     """Give the outcome of a member after a failure, and what is to be said of its server. The first that holds counts."""
     left_running = Outcome.REFUSED, ". The old server was left running"
-    if failure.reason in {Reason.PREEMPTED, Reason.HANDED_OVER}:
+    if failure.reason in {Reason.PREEMPTED, Reason.HANDED_OVER, Reason.GROUP}:
         return Outcome.WAITING, ""
     if failure.phase in {Phase.PREFLIGHT, Phase.ACQUIRE}:
         return Outcome.REFUSED, ""

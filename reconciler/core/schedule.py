@@ -218,7 +218,7 @@ def _in_group(
     if serves and group.room < 1:
         why = f"waits: {len(group.serving)} of group {rules.name} serve, and {rules.min_available} must go on"
         return waiting(plan, Reason.GROUP, why)
-    turn = Turn(rules.name, rules.at_once, group.room, serves)
+    turn = Turn(rules.name, rules.at_once, group.room, serves, rules.min_available)
     group.under_way.add(name)
     group.serving.discard(name)
     return replace(plan, turn=turn)
