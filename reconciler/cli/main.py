@@ -200,6 +200,10 @@ def one_pass(
     guarded(lambda: run(options))
 
 
+def no_pass() -> None:
+    """Stand for the pass where the first word is a command: its thirty options need not be built to find none given."""
+
+
 def refuse_options(context: typer.Context) -> None:
     """Refuse options of a pass before a command: they would be dropped in silence, `--dry-run` among them."""
     given = [
@@ -263,6 +267,8 @@ def mounted(argv: Sequence[str]) -> typer.Typer:
         modules = []  # The options of a pass stand in the callback.
     for name in modules:
         import_module(f"reconciler.cli.{name}").register(app)
+    takes = no_pass if argv and argv[0] in COMMANDS else one_pass
+    app.callback(invoke_without_command=True)(takes)
     for command in app.registered_commands:
         keep_examples(command.callback)
     keep_examples(one_pass)

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import reconciler.cli
-from reconciler.cli.main import COMMANDS
+from reconciler.cli.main import COMMANDS, mounted
 
 HELP = Path(reconciler.cli.__file__).parent / "help.txt"
 
@@ -153,3 +154,10 @@ def test_a_reader_that_leaves_does_not_end_a_run() -> None:
     assert child.stderr.read().endswith("came to its end")
     assert child.wait(timeout=60) == 0
     child.stderr.close()
+
+
+def test_a_pass_after_a_command_is_a_pass(tmp_path: Path) -> None:
+    """The options of a pass are left out for a command alone, not for what is run next in the same process."""
+    missing = str(tmp_path / "none")
+    for words in (["validate", missing], ["--dry-run", "--specs", missing]):
+        assert CliRunner().invoke(mounted(words), words).exit_code == 65
