@@ -161,7 +161,8 @@ def _check_runners(gate: Gate, runners: Mapping[str, Meter]) -> None:
 
 # What makes an engine report an acceptance that it does not have; the specs refuse both as well.
 _FAKES = re.compile(
-    r"(?:SGLANG_)?SIMULATE_ACC_\w*=.*|.*rejection_sample_method\W+synthetic.*|.*synthetic_acceptance.*",
+    r"(?:SGLANG_)?SIMULATE_ACC_\w*=.*|.*rejection_sample_method\W+synthetic.*|.*synthetic_acceptance.*"
+    r"|LLAMA_ARG_SPEC_SYNTH_\w*=.*|--spec-synth-.*",
     re.DOTALL,
 )
 

@@ -9,7 +9,7 @@ flags come and go with it), so flags are checked on the host alone, by asking th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from pydantic import BaseModel, ConfigDict
@@ -40,6 +40,13 @@ from reconciler.engines.base import (
     wanted_models,
 )
 from reconciler.engines.catalogue import compact_json, scalar
+from reconciler.engines.llamacpp_speculative import (
+    ALIASES,
+    module_warnings,
+    of_module,
+    of_program,
+    program_warnings,
+)
 from reconciler.engines.told import Told
 
 if TYPE_CHECKING:
@@ -75,9 +82,22 @@ SHORT: Final = {
     "ctk": "cache-type-k",
     "ctv": "cache-type-v",
     "cb": "cont-batching",
-    "md": "spec-draft-model",
+    "to": "timeout",
+    "lm": "load-mode",
+    "cmoe": "cpu-moe",
+    "ncmoe": "n-cpu-moe",
+    "ctxcp": "ctx-checkpoints",
+    "n": "predict",
 }
 """Short options of llama-server and their long names."""
+
+LONG: Final = {
+    "gpu-layers": "n-gpu-layers",
+    "embeddings": "embedding",
+    "reranking": "rerank",
+    "n-predict": "predict",
+}
+"""Other long names of llama-server's options, and the one that is written here."""
 
 _OWNED: Final = {
     "model": "model",
@@ -92,12 +112,6 @@ _OWNED: Final = {
     "api-key-file": "listen.api_key",
     "draft_model": "speculative",
     "draft_model_num_pred_tokens": "speculative",
-}
-_REMOVED: Final = {
-    "draft_max": "draft_n_max",
-    "draft_min": "draft_n_min",
-    "model_draft": "draft_model",
-    "draft": "draft_n_max",
 }
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _SPLIT: Final = "llama.cpp splits by `args.split-mode` and `args.tensor-split`, over all `gpus`"
@@ -132,10 +146,31 @@ def problems(server: Server) -> list[Finding]:
         wrong = _wrong_key(server, key)
         if wrong is not None:
             found.append((f"args.{key}", wrong))
+    found += [
+        (f"env.{key}", _hidden(key))
+        for key in sorted(server.env)
+        if not _is_python(server) and key.startswith(_SPECULATIVE_ENV)
+    ]
     if server.speculative is not None:
-        judge = _python_speculative if _is_python(server) else _binary_speculative
-        found += judge(server.speculative)
+        found += _placed(
+            of_module(server.speculative, server.args)
+            if _is_python(server)
+            else of_program(server.speculative)
+        )
     return found
+
+
+_SPECULATIVE_ENV: Final = ("LLAMA_ARG_SPEC_", "LLAMA_ARG_DRAFT_")
+
+
+def _hidden(key: str) -> str:
+    if key.startswith("LLAMA_ARG_SPEC_SYNTH"):
+        return "fakes the acceptance of speculative decoding (common/arg.cpp)"
+    return "is decided by `speculative`"
+
+
+def _placed(complaints: Iterable[tuple[str, str]]) -> list[Finding]:
+    return [(f"speculative.{key}" if key else "speculative", text) for key, text in complaints]
 
 
 def _wrong_key(server: Server, key: str) -> str | None:
@@ -148,67 +183,22 @@ def _wrong_key(server: Server, key: str) -> str | None:
         return f"is written with dashes: `{key.replace('_', '-')}`"
     if key in SHORT:
         return f"is a short form; write `{SHORT[key]}`"
+    if key in LONG:
+        twice = LONG[key] in server.args
+        return f"is given twice: `{LONG[key]}` is the same flag" if twice else f"is written `{LONG[key]}`"  # fmt: skip
     if key.removeprefix("no-") != key and key.removeprefix("no-") in server.args:
         return f"contradicts `{key.removeprefix('no-')}`"
-    if key.startswith("spec-"):
+    if key.startswith(("spec-", "no-spec-")) or key in ALIASES:
         return "is decided by `speculative`"
     return f"is decided by `{_OWNED[key]}`" if key in _OWNED else None
 
 
-def _python_speculative(speculative: Mapping[str, object]) -> list[Finding]:
-    known = ("draft_model", "draft_model_num_pred_tokens")
-    found: list[Finding] = [
-        (f"speculative.{key}", f"llama_cpp.server knows {known[0]} and {known[1]} alone")
-        for key in sorted(set(speculative) - set(known))
-    ]
-    if speculative.get("draft_model") != "prompt-lookup-decoding":
-        found.append(
-            (
-                "speculative.draft_model",
-                "must be prompt-lookup-decoding, the only method of llama_cpp.server",
-            )
-        )
-    found += _counts(speculative, "draft_model_num_pred_tokens", least=1)
-    return found
-
-
-def _binary_speculative(speculative: Mapping[str, object]) -> list[Finding]:
-    found: list[Finding] = [
-        (f"speculative.{key}", f"was removed from llama-server; write `{_REMOVED[key]}`")
-        for key in sorted(set(speculative) & set(_REMOVED))
-    ]
-    kinds = speculative.get("type")
-    if not isinstance(kinds, str) or not kinds:
-        return [
-            *found,
-            ("speculative.type", "is missing: draft-simple, draft-mtp, ngram-simple, …"),
-        ]
-    needing = {"draft-simple", "draft-eagle3", "draft-dflash"} & set(kinds.split(","))
-    drafts = any(kind.startswith("draft-") for kind in kinds.split(","))
-    if needing and "draft_model" not in speculative:
-        found.append(
-            ("speculative.draft_model", f"is missing: {min(needing)} drafts with a second model")
-        )
-    if not drafts and "draft_model" in speculative:
-        found.append(("speculative.draft_model", f"{kinds} uses no draft model"))
-    found += _counts(speculative, "draft_n_max", least=1) + _counts(
-        speculative, "draft_n_min", least=0
-    )
-    least, most = speculative.get("draft_n_min"), speculative.get("draft_n_max")
-    if not found and isinstance(least, int) and isinstance(most, int) and least > most:
-        found.append(("speculative.draft_n_min", f"is {least} and more than draft_n_max, {most}"))
-    return found
-
-
-def _counts(speculative: Mapping[str, object], key: str, *, least: int) -> list[Finding]:
-    value = speculative.get(key, least)
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    return [] if good else [(f"speculative.{key}", f"must be a whole number, at least {least}")]
-
-
 def warnings(server: Server) -> list[Finding]:
     """Say that flags can only be checked on the host, and what llama-cpp-python's streams do not tell."""
-    found = []
+    found: list[Finding] = []
+    if server.speculative is not None:
+        told = module_warnings if _is_python(server) else program_warnings
+        found += _placed(told(server.speculative))
     if server.args or server.speculative is not None:
         found.append(
             (
@@ -421,6 +411,8 @@ def _flags(tokens: Sequence[str], *, python: bool) -> list[tuple[str, object]]:
             given = [*([glued] if glued else []), *given]
         key = plain.replace("_", "-")
         key = key if token.startswith("--") else SHORT.get(key, key)
+        if not python:
+            key = ALIASES.get(LONG.get(key, key), LONG.get(key, key))
         found.append(_valued_flag(key, given))
     return found
 

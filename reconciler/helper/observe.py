@@ -478,6 +478,8 @@ def help_words(machine: Machine, user: Optional[str], argv: List[str], asked: st
     if result.get("exit_status") != 0:
         shown = text.strip()[-400:]
         return {"unknown": f"{argv[0]} {asked} ended with {result.get('exit_status')}: {shown}"}
+    # llama-server goes on listing the flags that it now refuses.
+    text = re.sub(r"(?m)^.*the argument has been removed.*$", "", text)
     return {"known": re.findall(r"(?<![A-Za-z0-9_-])--?[A-Za-z0-9][A-Za-z0-9_.-]*", text)}
 
 

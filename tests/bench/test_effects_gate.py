@@ -43,6 +43,8 @@ class _Found:
         (("SIMULATE_ACC_LEN=4",), (), "SIMULATE_ACC_LEN=4"),
         ((), ("vllm", '{"rejection_sample_method": "synthetic"}'), '{"rejection_sample_method": "synthetic"}'),
         ((), ("vllm", "--speculative-config.rejection_sample_method=synthetic"), "--speculative-config.rejection_sample_method=synthetic"),
+        (("LLAMA_ARG_SPEC_SYNTH_LEN=3.4",), (), "LLAMA_ARG_SPEC_SYNTH_LEN=3.4"),
+        ((), ("llama-server", "--spec-synth-rates", "0.8"), "--spec-synth-rates"),
         (("PATH=/bin",), ("python", "-m", "sglang.launch_server"), ""),
         (None, None, ""),
     ],

@@ -124,14 +124,13 @@ def test_a_hub_model_is_named_as_one() -> None:
         ({"args": {"mmap": True, "no-mmap": True}}, "args.no-mmap", "contradicts"),
         ({"runtime": PYTHON, "args": {"model-alias": "x"}}, "args.model-alias", "`served_model_name`"),
         ({"runtime": PYTHON, "args": {"n-ctx": 1, "n_ctx": 2}}, "args.n-ctx", "given twice"),
-        ({"speculative": {"draft_n_max": 3}}, "speculative.type", "is missing"),
-        ({"speculative": {"type": "draft-simple"}}, "speculative.draft_model", "second model"),
-        ({"speculative": {"type": "ngram-simple", "draft_model": "/d"}}, "speculative.draft_model", "no draft"),
-        ({"speculative": {"type": "ngram-simple", "draft_max": 3}}, "speculative.draft_max", "`draft_n_max`"),
-        ({"speculative": {"type": "ngram-simple", "draft_n_max": 0}}, "speculative.draft_n_max", "at least 1"),
-        ({"speculative": {"type": "ngram-simple", "draft_n_max": 2, "draft_n_min": 3}}, "speculative.draft_n_min", "more than"),
-        ({"runtime": PYTHON, "speculative": {"draft_model": "/d.gguf"}}, "speculative.draft_model", "prompt-lookup"),
-        ({"runtime": PYTHON, "speculative": {"draft_model": "prompt-lookup-decoding", "n": 1}}, "speculative.n", "alone"),
+        ({"args": {"gpu-layers": 1, "n-gpu-layers": 2}}, "args.gpu-layers", "given twice"),
+        ({"args": {"gpu-layers": 1}}, "args.gpu-layers", "written `n-gpu-layers`"),
+        ({"args": {"model-draft": "/d"}}, "args.model-draft", "`speculative`"),
+        ({"args": {"draft-max": 3}}, "args.draft-max", "`speculative`"),
+        ({"args": {"spec-default": True}}, "args.spec-default", "`speculative`"),
+        ({"env": {"LLAMA_ARG_SPEC_TYPE": "draft-mtp"}}, "env.LLAMA_ARG_SPEC_TYPE", "`speculative`"),
+        ({"env": {"LLAMA_ARG_SPEC_SYNTH_LEN": "3"}}, "env.LLAMA_ARG_SPEC_SYNTH_LEN", "fakes"),
     ],
 )  # fmt: skip
 def test_what_llama_cpp_cannot_do_is_refused(
@@ -143,10 +142,113 @@ def test_what_llama_cpp_cannot_do_is_refused(
     assert len(found) == 1
 
 
+DRAFT = {"type": "draft-simple", "draft_model": "/d.gguf"}
+MODULE = {"draft_model": "prompt-lookup-decoding"}
+
+
+@pytest.mark.parametrize(
+    ("speculative", "field", "words"),
+    [
+        ({"draft_n_max": 3}, "type", "is missing"),
+        ({"type": ""}, "type", "must be text"),
+        ({"type": "draft"}, "type", "write draft-simple"),
+        ({"type": "mtp"}, "type", "write draft-mtp"),
+        ({"type": "none"}, "type", "switches speculation off"),
+        ({"type": "none,ngram-mod"}, "type", "and all others with it"),
+        ({"type": "ngram-mod, ngram-cache"}, "type", "without blanks"),
+        ({"type": "ngram-mod,ngram-mod"}, "type", "ngram-mod twice"),
+        ({**DRAFT, "type": "draft-mtp,draft-simple"}, "type", "the one draft model"),
+        ({"type": "draft-simple"}, "draft_model", "dies without one"),
+        ({"type": "draft-eagle3"}, "draft_model", "silently left out"),
+        ({"type": "draft-dflash"}, "draft_model", "silently left out"),
+        ({"type": "draft-dspark,ngram-mod"}, "draft_model", "silently left out"),
+        ({**DRAFT, "draft_hf": "a/b"}, "draft_hf", "write one"),
+        ({"type": "ngram-simple", "draft_model": "/d"}, "draft_model", "no draft model"),
+        ({"type": "ngram-simple", "draft_n_max": 3}, "draft_n_max", "no effect"),
+        ({"type": "ngram-simple", "ngram_mod_n_match": 3}, "ngram_mod_n_match", "without type ngram-mod"),
+        ({"type": "ngram-map-k", "ngram_map_k4v_size_n": 3}, "ngram_map_k4v_size_n", "without type ngram-map-k4v"),
+        ({"type": "ngram-map-k4v", "ngram_map_k_size_n": 3}, "ngram_map_k_size_n", "without type ngram-map-k "),
+        ({"type": "ngram-mod", "ngram_mod_n_max": 32}, "ngram_mod_n_max", "48 is more than ngram_mod_n_max 32, the default"),
+        ({"type": "ngram-mod", "ngram_mod_n_min": 9, "ngram_mod_n_max": 8}, "ngram_mod_n_min", "9 is more than ngram_mod_n_max 8:"),
+        ({**DRAFT, "draft_n_min": 4}, "draft_n_min", "4 is more than draft_n_max 3, the default"),
+        ({**DRAFT, "draft_n_max": 2, "draft_n_min": 3}, "draft_n_min", "thrown away"),
+        ({**DRAFT, "draft_n_max": 0}, "draft_n_max", "at least 1"),
+        ({**DRAFT, "draft_n_max": True}, "draft_n_max", "at least 1"),
+        ({**DRAFT, "draft_p_min": 1.5}, "draft_p_min", "from 0 to 1"),
+        ({**DRAFT, "draft_ngl": "some"}, "draft_ngl", "auto or all"),
+        ({**DRAFT, "draft_type_k": "fp8"}, "draft_type_k", "q8_0"),
+        ({**DRAFT, "draft_sampling": "random"}, "draft_sampling", "probabilistic"),
+        ({**DRAFT, "draft_max": 3}, "draft_max", "write `draft_n_max`"),
+        ({**DRAFT, "draft": 3}, "draft", "write `draft_n_max`"),
+        ({"type": "ngram-simple", "ngram_size_n": 3}, "ngram_size_n", "ngram_simple_size_n"),
+        ({"type": "ngram-mod", "default": True}, "default", "hides its numbers"),
+        ({**DRAFT, "synth_len": 3.4}, "synth_len", "fakes"),
+        ({**DRAFT, "synth_rates": "0.8,0.6"}, "synth_rates", "fakes"),
+    ],
+)  # fmt: skip
+def test_each_rule_of_llama_servers_speculation_is_told_at_its_field(
+    speculative: dict[str, object], field: str, words: str
+) -> None:
+    """What llama-server would refuse, or silently leave without effect, is one error at its field, with its source."""
+    found = refusals(speculative=speculative)
+    assert words in found[f"speculative.{field}"]
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("speculative", "args", "field", "words"),
+    [
+        ({"draft_model": "/d.gguf"}, {}, "speculative.draft_model", "prompt-lookup-decoding"),
+        ({**MODULE, "n": 1}, {}, "speculative.n", "alone"),
+        ({**MODULE, "draft_model_num_pred_tokens": 0}, {}, "speculative.draft_model_num_pred_tokens", "at least 1"),
+        (MODULE, {"logits_all": False}, "speculative", "longer than n_batch"),
+    ],
+)  # fmt: skip
+def test_each_rule_of_the_modules_speculation_is_told_at_its_field(
+    speculative: dict[str, object], args: dict[str, object], field: str, words: str
+) -> None:
+    """llama_cpp.server takes any word for its one method: only the right one passes."""
+    found = refusals(runtime=PYTHON, speculative=speculative, args=args)
+    assert words in found[field]
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("runtime", "speculative", "field", "words"),
+    [
+        (BINARY, DRAFT, "draft_n_max", "is not written: 3"),
+        (BINARY, {**DRAFT, "type": "draft-dflash", "draft_n_max": 8}, "draft_n_max", "trained block"),
+        (BINARY, {"type": "draft-mtp"}, "draft_model", "in the model itself"),
+        (BINARY, {"type": "draft-mtp,ngram-mod"}, "type", "n-gram type first"),
+        (BINARY, {"type": "draft-new", "draft_model": "/d"}, "type", "draft-new is none that this tool knows"),
+        (BINARY, {**DRAFT, "draft_nmax": 3}, "draft_nmax", "did you mean `draft_n_max`?"),
+        (BINARY, {"type": "draft-simple", "draft_hf": "a/b"}, "draft_hf", "fetched"),
+        (PYTHON, MODULE, "draft_model_num_pred_tokens", "10"),
+    ],
+)  # fmt: skip
+def test_what_llama_cpp_adjusts_or_only_it_knows_is_said(
+    runtime: dict[str, str], speculative: dict[str, object], field: str, words: str
+) -> None:
+    """Accepted, and each named with its rule: a new type or key of a new build does not lock anybody out."""
+    made = server(runtime=runtime, speculative=speculative)
+    assert any(words in text for place, text in llamacpp.warnings(made) if place == f"speculative.{field}")  # fmt: skip
+
+
+def test_other_spellings_of_draft_options_read_back_as_the_one() -> None:
+    """A stranger's short forms and older names become the fields of a spec."""
+    found = llamacpp.read_argv(
+        ["llama-server", "-m", "/m", "-md", "/d", "-ngld", "99", "--draft-max", "4", "--gpu-layers", "5", "-ctkd", "q8_0", "--spec-type", "draft-simple"],
+        {},
+    )  # fmt: skip
+    assert found["speculative"] == {"draft_model": "/d", "draft_ngl": 99, "draft_n_max": 4, "draft_type_k": "q8_0", "type": "draft-simple"}  # fmt: skip
+    assert found["args"] == {"n-gpu-layers": 5}
+
+
 VALUE = st.one_of(st.booleans(), st.integers(-(10**6), 10**6), st.from_regex(r"[a-zA-Z/][a-zA-Z0-9/.]{0,9}", fullmatch=True).filter(lambda t: t not in {"true", "false"}))  # fmt: skip
 KEY = st.from_regex(r"[a-z]{3,8}(-[a-z]{2,8})?", fullmatch=True).filter(
     lambda k: (
-        k not in llamacpp._OWNED and k not in llamacpp.SHORT and not k.startswith(("no-", "spec-"))
+        k not in {*llamacpp._OWNED, *llamacpp.SHORT, *llamacpp.LONG, *llamacpp.ALIASES}
+        and not k.startswith(("no-", "spec-"))
     )
 )
 

@@ -768,6 +768,16 @@ class TestReading:
         )
         assert data == {"known": {"known": ["--port", "--headless"]}, "unknown": ["--gone"]}
 
+    def test_a_flag_that_the_help_calls_removed_is_not_known(self, tester: Controller) -> None:
+        """llama-server lists flags that it refuses; the help's line about them is no word for them."""
+        tester.host.host.programs["/opt/llama-server"] = (
+            "--spec-draft-n-max N     number of tokens to draft\n"
+            "--draft, --draft-max N   the argument has been removed. use --spec-draft-n-max or\n"
+        )
+        flags = ["--spec-draft-n-max", "--draft-max"]
+        data = tester.done("check-flags", user=None, argv=["/opt/llama-server"], flags=flags)
+        assert data == {"known": {"known": ["--spec-draft-n-max"]}, "unknown": ["--draft-max"]}
+
     def test_flags_of_a_program_that_does_not_run_are_unknown(self, tester: Controller) -> None:
         """No help is no answer, never "knows none" (S12)."""
         data = tester.done("check-flags", user=None, argv=["/opt/none"], flags=["--x"])
