@@ -68,8 +68,8 @@ class Run:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """Give the outcome of the only server."""
-        (found,) = [e for e in self.events if e["type"] == "outcome"]
+        """Give the outcome of the only server that has a spec."""
+        (found,) = [e for e in self.events if e["type"] == "outcome" and e["reason"] != "Orphaned"]
         return found
 
     @property
