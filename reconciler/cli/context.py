@@ -85,6 +85,14 @@ def out_markup(lines: Iterable[str], *, talk: bool = False) -> None:
         console.print(line)
 
 
+def terminal_width() -> int | None:
+    """Give the columns of the terminal that is printed to; None: it is none, and a line may be as long as it likes."""
+    from rich.console import Console
+
+    console = Console()
+    return console.width if console.is_terminal else None
+
+
 def settings() -> Settings:
     """Read the operator's settings, and set the log up as the environment says."""
     from reconciler.logs import configure

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reconciler.cli.context import guarded, load_specs, say_problems, settings, stoppable
+from reconciler.cli.context import (
+    Output,
+    PassOutput,
+    guarded,
+    load_specs,
+    settings,
+    stoppable,
+)
 from reconciler.core.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +36,9 @@ def register(app: typer.Typer) -> None:
         ] = False,
         specs: Annotated[Path, typer.Option("--specs", help="Folder of specs.")] = Path("specs"),
         yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+        output: Annotated[
+            Output, typer.Option("--output", "-o", help="text, or json: NDJSON as of a run.")
+        ] = Output.TEXT,
     ) -> None:
         """End a server that a host has and the specs have not: drained, stopped, its GPUs proven free, its unit removed.
 
@@ -37,19 +47,11 @@ def register(app: typer.Typer) -> None:
         Example:
             reconcile prune old-qwen
         """
-        guarded(lambda: _prune(server, host, specs, protected=protected, yes=yes))
+        guarded(lambda: _prune(server, host, specs, output, protected=protected, yes=yes))
 
 
-def _prune(name: str, host: str, specs: Path, *, protected: bool, yes: bool) -> int:
-    from reconciler.cli.run import (
-        PassOptions,
-        act_on,
-        confirmed,
-        decide,
-        declined,
-        finish,
-        show_text_plan,
-    )
+def _prune(name: str, host: str, specs: Path, output: Output, *, protected: bool, yes: bool) -> int:
+    from reconciler.cli.run import PassOptions, carry_out
     from reconciler.reconcile import survey
     from reconciler.wiring import RealClock, world
 
@@ -57,7 +59,6 @@ def _prune(name: str, host: str, specs: Path, *, protected: bool, yes: bool) -> 
     fleet = load_specs(specs, setup)
     if not fleet.complete:
         # What cannot be read may be about this very server (S13).
-        say_problems(fleet.problems)
         raise SpecError(fleet.problems)
     clock = RealClock()
     controller = world(setup, clock)
@@ -67,13 +68,20 @@ def _prune(name: str, host: str, specs: Path, *, protected: bool, yes: bool) -> 
         if plan.wish.protect and not protected:
             message = f"{name} on {plan.wish.host} is protected; `--protected` ends it all the same"
             raise UsageError(message)
-        show_text_plan(found, PassOptions(specs=specs, servers=(name,)))
-        if plan.acts and not yes and not confirmed():
-            return declined(found, fleet)
-        results = act_on(found, controller, stream=False)
-    decided = decide(results, fleet)
-    finish(results, decided, stream=False)
-    return decided.code
+        words = [
+            "prune",
+            name,
+            *(["--host", host] if host else []),
+            *(["--protected"] if protected else []),
+        ]
+        options = PassOptions(
+            asked=tuple(words),
+            specs=specs,
+            servers=(name,),
+            yes=yes,
+            output=PassOutput(output.value),
+        )
+        return carry_out(found, fleet, controller, options)
 
 
 def chosen(found: Survey, name: str) -> Survey:

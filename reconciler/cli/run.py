@@ -60,15 +60,17 @@ class PassOptions:
     commit: str = ""
     specs_version: str = ""
     saved: SavedPlan | None = None
+    asked: tuple[str, ...] = ()
+    """The command, where it is none of a pass: `restart qwen`."""
 
     def command(self) -> str:
         """Give the command that would apply the plan, as a person would type it."""
-        words = ["reconcile"]
+        words = ["reconcile", *self.asked]
         if self.git is not None:
             words += ["--git", self.git.url, "--branch", self.git.branch, "--path", self.git.path]
         if str(self.specs) != "specs":
             words += ["--specs", str(self.specs)]
-        for name in self.servers:
+        for name in () if self.asked else self.servers:
             words += ["--server", name]
         words += ["--adopt"] if self.adopt else []
         words += ["--overwrite"] if self.overwrite else []
@@ -174,6 +176,23 @@ def run_pass(fleet: Fleet, controller: World, options: PassOptions, allow: Permi
     return INTERRUPTED.code if controller.clock.stopping else decided.code
 
 
+def carry_out(found: Survey, fleet: Fleet, controller: World, options: PassOptions) -> int:
+    """Show a plan that a person asked for by name, ask, act on it once, and give the exit code."""
+    from reconciler.core.conditions import INTERRUPTED
+
+    stream = options.output is PassOutput.JSON
+    if stream:
+        start_stream(found)
+    else:
+        show_text_plan(found, options)
+    if found.plan.acts and not options.yes and not confirmed():
+        return declined(found, fleet)
+    results = act_on(found, controller, stream=stream)
+    decided = decide(results, fleet)
+    finish(results, decided, stream=stream)
+    return INTERRUPTED.code if controller.clock.stopping else decided.code
+
+
 def in_turn(
     results: tuple[ServerResult, ...],
     fleet: Fleet,
@@ -248,7 +267,7 @@ def show_text_plan(found: Survey, options: PassOptions) -> None:
     """Print the plan for people."""
     from reconciler.views.terminal import plan_lines
 
-    out_markup(plan_lines(found.plan, command=options.command()))
+    out_markup(plan_lines(found.plan, command=options.command(), exact=not options.asked))
 
 
 def start_stream(found: Survey) -> None:

@@ -6,6 +6,7 @@ import getpass
 import json
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import typer
 from reconciler.cli.context import (
     HERE,
     Output,
+    PassOutput,
     SpecsAt,
     guarded,
     load_snapshot,
@@ -25,8 +27,10 @@ from reconciler.cli.context import (
     out,
     out_markup,
     placed,
+    say_problems,
     settings,
     stoppable,
+    terminal_width,
 )
 from reconciler.core.errors import ReconcilerError, UsageError
 
@@ -39,6 +43,9 @@ if TYPE_CHECKING:
 ServerName = Annotated[str, typer.Argument(help="A server of the specs.")]
 Format = Annotated[Output, typer.Option("--output", "-o", help="text or json.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+RunFormat = Annotated[
+    Output, typer.Option("--output", "-o", help="text, or json: NDJSON as of a run.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -118,13 +125,17 @@ def _register_seeing(app: typer.Typer) -> None:
             int, typer.Option("--lines", "-n", min=1, max=500, help="How many.")
         ] = 100,
         specs: SpecsAt = HERE,
+        output: Annotated[
+            Output, typer.Option("--output", "-o", help="text, or json: one object a line.")
+        ] = Output.TEXT,
     ) -> None:
         """Show the last lines that a server's unit wrote to the journal.
 
-        Example:
+        Examples:
             reconcile logs qwen -n 30
+            reconcile logs qwen -o json | jq -r .message
         """
-        guarded(lambda: _logs(server, lines, specs))
+        guarded(lambda: _logs(server, lines, specs, output))
 
 
 def _register_steering(app: typer.Typer) -> None:
@@ -204,6 +215,7 @@ def _register_steering(app: typer.Typer) -> None:
         ] = "",
         specs: SpecsAt = HERE,
         yes: Yes = False,
+        output: RunFormat = Output.TEXT,
     ) -> None:
         """Bring back the good revision before the applied one, from what the host keeps; git is not needed.
 
@@ -213,17 +225,22 @@ def _register_steering(app: typer.Typer) -> None:
             reconcile rollback qwen
             reconcile rollback qwen --to 3f1c9a
         """
-        guarded(lambda: _rollback(server, to, specs, yes=yes))
+        guarded(lambda: _rollback(server, to, specs, output, yes=yes))
 
     @app.command()
     @placed
-    def restart(server: ServerName, specs: SpecsAt = HERE, yes: Yes = False) -> None:
+    def restart(
+        server: ServerName,
+        specs: SpecsAt = HERE,
+        yes: Yes = False,
+        output: RunFormat = Output.TEXT,
+    ) -> None:
         """Restart a server by the whole rollout: drained, proven free, measured, applied again.
 
         Example:
             reconcile restart qwen
         """
-        guarded(lambda: _restart(server, specs, yes=yes))
+        guarded(lambda: _restart(server, specs, output, yes=yes))
 
 
 # -- seeing ------------------------------------------------------------------------------------------------
@@ -232,7 +249,7 @@ def _register_steering(app: typer.Typer) -> None:
 def _status(names: tuple[str, ...], specs: SpecsAt, output: Output, export: str = "") -> int:
     from reconciler.cli.run import check_names
     from reconciler.reconcile import survey
-    from reconciler.views.status import quarantine_lines, status_json, status_table
+    from reconciler.views.status import quarantine_lines, status_json, status_lines
     from reconciler.wiring import RealClock, world
 
     setup = settings()
@@ -248,13 +265,13 @@ def _status(names: tuple[str, ...], specs: SpecsAt, output: Output, export: str 
     elif output is Output.JSON:
         out(json.dumps(status_json(found), indent=2))
     else:
-        from rich.console import Console
-
-        Console(highlight=False).print(status_table(found))
+        out_markup(status_lines(found, terminal_width()))
         out_markup(quarantine_lines(found))
-        out_markup([str(p) for p in fleet.problems], talk=True)
-    from reconciler.core.conditions import UNKNOWN
+    say_problems(fleet.problems)
+    from reconciler.core.conditions import SPEC_ERROR, UNKNOWN
 
+    if fleet.problems:
+        return SPEC_ERROR.code  # As in a pass: it outranks a host that is silent.
     return UNKNOWN.code if any(h.silence for h in found.hosts) else 0
 
 
@@ -378,13 +395,16 @@ def kept_revision(name: str, prefix: str, kept: tuple[str, ...]) -> str:
     raise UsageError(message)
 
 
-def _logs(name: str, lines: int, specs: SpecsAt) -> int:
+def _logs(name: str, lines: int, specs: SpecsAt, output: Output) -> int:
     from reconciler.effects.steer import journal_of
-    from reconciler.views.terminal import visible
+    from reconciler.views.machine import log_json
+    from reconciler.views.terminal import log_line
 
     with _connected(name, specs) as (server, _, port, _setup):
-        for at, text in journal_of(port, server.unit, lines):
-            out(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(at))} {visible(text)}")
+        found = journal_of(port, server.unit, lines)
+    shown = log_json if output is Output.JSON else log_line
+    for at, text in found:
+        out(shown(name, at, text))
     return 0
 
 
@@ -392,14 +412,22 @@ def _logs(name: str, lines: int, specs: SpecsAt) -> int:
 
 
 def _write(
-    name: str, specs: SpecsAt, records: list[tuple[str, Mapping[str, Any] | None]], said: str
+    name: str,
+    specs: SpecsAt,
+    records: list[tuple[str, Mapping[str, Any] | None]],
+    said: str,
+    *,
+    talk: bool = False,
 ) -> int:
     from reconciler.effects.steer import write_records
     from reconciler.wiring import holder
 
     with _connected(name, specs) as (server, _, port, setup):
         write_records(port, server.name, holder(setup), records)
-    out(said)
+    if talk:
+        sys.stderr.write(f"reconcile: {said}\n")
+    else:
+        out(said)
     return 0
 
 
@@ -500,7 +528,7 @@ def _answer_to(name: str, token: str, wait_s: float, specs: SpecsAt) -> int:
 History = Sequence[Mapping[str, Any]]
 
 
-def _rollback(name: str, to: str, specs: SpecsAt, *, yes: bool) -> int:
+def _rollback(name: str, to: str, specs: SpecsAt, output: Output, *, yes: bool) -> int:
     from reconciler.core.going_back import good_before
 
     def choose(records: Records, history: History) -> str:
@@ -522,7 +550,10 @@ def _rollback(name: str, to: str, specs: SpecsAt, *, yes: bool) -> int:
         left.append(records.applied.revision if records.applied else "")
         return choose(records, history)
 
-    code = _pinned(name, specs, yes=yes, choose=choose_and_note, sentence="a person asked for it")
+    asked = ("rollback", name, "--to", to) if to else ("rollback", name)
+    code = _pinned(
+        asked, specs, output, yes=yes, choose=choose_and_note, sentence="a person asked for it"
+    )
     if code == 0 and left and left[0]:
         content = {
             "version": 1,
@@ -536,53 +567,50 @@ def _rollback(name: str, to: str, specs: SpecsAt, *, yes: bool) -> int:
             specs,
             [(f"rejected/{left[0]}", content)],
             f"{name}: {left[0][:12]} is not tried again; `reconcile retry {name}` allows it",
+            talk=output is Output.JSON,
         )
     return code
 
 
-def _restart(name: str, specs: SpecsAt, *, yes: bool) -> int:
+def _restart(name: str, specs: SpecsAt, output: Output, *, yes: bool) -> int:
     def choose(records: Records, _history: History) -> str:
         if records.applied is None:
             message = f"nothing is applied on the host of {name}: run `reconcile` to deploy it"
             raise UsageError(message)
         return str(records.applied.revision)
 
-    return _pinned(name, specs, yes=yes, choose=choose, sentence="a person asked for a restart")
+    sentence = "a person asked for a restart"
+    return _pinned(("restart", name), specs, output, yes=yes, choose=choose, sentence=sentence)
 
 
 def _pinned(
-    name: str,
+    asked: tuple[str, ...],
     specs: SpecsAt,
+    output: Output,
     *,
     yes: bool,
     choose: Callable[[Records, History], str],
     sentence: str,
 ) -> int:
-    """Roll out a revision that the host keeps, whatever the specs say by now."""
-    from reconciler.cli.run import (
-        PassOptions,
-        act_on,
-        confirmed,
-        decide,
-        declined,
-        finish,
-        show_text_plan,
-    )
-    from reconciler.core.conditions import INTERRUPTED
+    """Roll out a revision that the host keeps, whatever the specs say by now; `asked` is the command, then the server."""
+    from reconciler.cli.run import PassOptions, carry_out
     from reconciler.reconcile import pinned_survey
     from reconciler.wiring import RealClock, world
 
     setup = settings()
     fleet = load_specs(specs, setup)
+    name = asked[1]
     server, _ = one_server(fleet, name)
     clock = RealClock()
     controller = world(setup, clock)
     with stoppable(clock):
         found = pinned_survey(fleet, server, controller, choose, sentence)
-        show_text_plan(found, PassOptions(specs=specs.path, git=specs.git, servers=(name,)))
-        if found.plan.acts and not yes and not confirmed():
-            return declined(found, fleet)
-        results = act_on(found, controller, stream=False)
-    decided = decide(results, fleet)
-    finish(results, decided, stream=False)
-    return INTERRUPTED.code if clock.stopping else decided.code
+        options = PassOptions(
+            asked=asked,
+            specs=specs.path,
+            git=specs.git,
+            servers=(name,),
+            yes=yes,
+            output=PassOutput(output.value),
+        )
+        return carry_out(found, fleet, controller, options)

@@ -39,6 +39,11 @@ def version_line(tool_version: str) -> str:
     return line({"type": "version", "tool": "reconcile", "version": tool_version})
 
 
+def log_json(server: str, at: float, message: str) -> str:
+    """Give one line of a server's journal; the text as it was written, whatever it holds."""
+    return line({"type": "log", "server": server, "at": round(at, 6), "message": message})
+
+
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Give a plan as one document."""
     return {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
 
 from reconciler.core.conditions import Outcome
 from reconciler.core.diff import SyncStatus, sync_status
@@ -14,7 +13,7 @@ from reconciler.core.live import Known, LiveHost
 from reconciler.core.release_plan import DRIFT_MIB
 from reconciler.views.machine import drift_json
 from reconciler.views.release import evidence_lines
-from reconciler.views.terminal import safe
+from reconciler.views.terminal import safe, visible
 
 if TYPE_CHECKING:
     from reconciler.core.plan import ServerPlan
@@ -40,29 +39,71 @@ def stand(plan: ServerPlan, live: LiveHost | None) -> SyncStatus:
     return SyncStatus.DRIFTED if moved and status is SyncStatus.IN_SYNC else status
 
 
-def status_table(found: Survey) -> Table:
-    """Show one line a server and one a GPU."""
-    table = Table(box=None, pad_edge=False)
-    for title in ("SERVER", "HOST", "STATUS", "UNIT", "APPLIED", "GPUS", "WHAT"):
-        table.add_column(title, no_wrap=title != "WHAT", overflow="fold")
-    for host in found.hosts:
-        for plan in host.plans:
-            status = stand(plan, host.live)
-            what = "; ".join(d.sentence for d in plan.drift) or plan.sentence
-            if plan.outcome is Outcome.WAITING:
-                what = plan.sentence  # Down because somebody wants it so is no drift.
-            colour = COLOUR.get(status, "red")
-            row = (
-                plan.wish.server,
-                plan.wish.host,
-                f"[{colour}]{status.value}[/]",
-                _phase(plan, host),
-                plan.applied[:12] or "-",
-                gpu_text(plan, host),
-                safe(what),
-            )
-            table.add_row(*row)
-    return table
+TITLES = ("SERVER", "HOST", "STATUS", "UNIT", "APPLIED", "GPUS", "WHAT")
+WHAT_LEAST = 30
+"""Columns that a sentence needs; where less is left beside the others, it stands below them."""
+
+
+def status_lines(found: Survey, width: int | None) -> list[str]:
+    """Show how every server stands, in markup: a row each, or a paragraph each where `width` is too narrow for rows.
+
+    Without a width a row is one line, however long: what reads it cuts lines apart itself.
+    """
+    rows = [
+        (_row(plan, host), stand(plan, host.live)) for host in found.hosts for plan in host.plans
+    ]
+    widths = [max(len(row[i]) for row in (TITLES, *(r for r, _ in rows))) for i in range(6)]
+    beside = sum(widths) + 2 * len(widths)
+    if width is not None and width - beside < WHAT_LEAST:
+        return [line for row, status in rows for line in _paragraph(row, status, width)]
+    lines = [_columns(TITLES, widths, None) + TITLES[-1]]
+    for row, status in rows:
+        first, *more = _wrapped(row[-1], None if width is None else width - beside)
+        lines.append(_columns(row, widths, status) + safe(first))
+        lines += [" " * beside + safe(line) for line in more]
+    return lines
+
+
+def _row(plan: ServerPlan, host: HostSurvey) -> tuple[str, ...]:
+    what = "; ".join(d.sentence for d in plan.drift) or plan.sentence
+    if plan.outcome is Outcome.WAITING:
+        what = plan.sentence  # Down because somebody wants it so is no drift.
+    cells = (
+        plan.wish.server,
+        plan.wish.host,
+        stand(plan, host.live).value,
+        _phase(plan, host),
+        plan.applied[:12] or "-",
+        gpu_text(plan, host),
+        what,
+    )
+    return tuple(visible(cell) for cell in cells)
+
+
+def _columns(row: Sequence[str], widths: Sequence[int], status: SyncStatus | None) -> str:
+    cells = [safe(cell.ljust(size)) for cell, size in zip(row, widths, strict=False)]
+    if status is not None:
+        cells[2] = f"[{COLOUR.get(status, 'red')}]{cells[2]}[/]"
+    return "  ".join([*cells, ""])
+
+
+def _paragraph(row: Sequence[str], status: SyncStatus, width: int) -> list[str]:
+    """Show one server below each other: who and where, how it stands, then what little depends on."""
+    server, host, stands, unit, applied, gpus, what = row
+    colour = COLOUR.get(status, "red")
+    facts = f"unit {unit}, applied {applied}, GPUs {gpus}"
+    head = f"{server} on {host}: "
+    lines = [f"[bold]{safe(server)}[/] on {safe(host)}: [{colour}]{stands}[/]"]
+    if len(head) + len(stands) > width:
+        lines = [f"[bold]{safe(server)}[/]", f"  on {safe(host)}: [{colour}]{stands}[/]"]
+    return [
+        *lines,
+        *(f"  {safe(line)}" for text in (facts, what) for line in _wrapped(text, width - 2)),
+    ]
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    return [text] if width is None else wrap(text, max(width, 20), break_on_hyphens=False) or [""]
 
 
 def quarantine_lines(found: Survey) -> list[str]:

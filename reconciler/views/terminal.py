@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 from reconciler.core.checks import Check, Verdict
 from reconciler.core.conditions import Exit, Outcome, ServerResult, exit_of
@@ -60,10 +61,10 @@ def safe(text: object) -> str:
     return visible(text).replace("\\", "\\\\").replace("[", "\\[")
 
 
-def plan_lines(plan: Plan, *, command: str) -> list[str]:
+def plan_lines(plan: Plan, *, command: str, exact: bool = True) -> list[str]:
     """Show a plan: drift first, then per server what changes and the ordered steps, last the command that applies it.
 
-    `command` is the invocation without what this function adds (`--expect`, `--yes`).
+    `command` is the invocation without what this function adds (`--expect`, `--yes`); one that is not `exact` takes no hash.
     """
     lines: list[str] = []
     drifted = [p for p in plan.servers if p.drift]
@@ -77,7 +78,7 @@ def plan_lines(plan: Plan, *, command: str) -> list[str]:
         lines.append("")
     for server in plan.servers:
         lines += server_lines(server)
-    lines += _closing(plan, command)
+    lines += _closing(plan, command, exact=exact)
     return lines
 
 
@@ -159,13 +160,18 @@ def _outage(plan: ServerPlan) -> str:
     return f"expected outage: about {plan.outage_s:.0f} s (median of the last {runs} here, process to process)"
 
 
-def _closing(plan: Plan, command: str) -> list[str]:
+def _closing(plan: Plan, command: str, *, exact: bool) -> list[str]:
     if not plan.acts:
         blocked = sum(p.action is Action.BLOCKED for p in plan.servers)
         text = (
             "Nothing to do." if not blocked else f"Nothing to do; {blocked} held back (see above)."
         )
         return [f"{text}  [dim]plan {plan.hash}[/]"]
+    if not exact:
+        return [
+            f"Plan [bold]{plan.hash}[/]. To carry it out without being asked:",
+            f"  {safe(command)} --yes",
+        ]
     return [
         f"Plan [bold]{plan.hash}[/]. To carry out exactly this plan:",
         f"  {safe(command)} --expect {plan.hash} --yes",
@@ -199,6 +205,11 @@ def _stamp(at_s: float) -> str:
 
 def _who(server: str) -> str:
     return f"[bold]{safe(server)}[/]"
+
+
+def log_line(_server: str, at: float, message: str) -> str:
+    """Show one line of a server's journal, with its time in UTC."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ} {visible(message)}"
 
 
 def result_lines(results: Sequence[ServerResult], decided: Exit) -> list[str]:
