@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any, Final, Literal, Protocol, Self
 from zoneinfo import ZoneInfo
 
@@ -26,6 +27,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic_core import CoreSchema, core_schema
 
 from reconciler.core.checks import IDS
 from reconciler.core.grammar import (
@@ -73,6 +75,21 @@ from reconciler.core.units_of_measure import duration, duration_text, percentage
 from reconciler.core.windows import Windows, read_slot
 
 API_VERSION: Final = "reconciler/v1"
+
+
+class _Nothing(dict[str, Any]):
+    """An empty map that is never written to. It has a hash, so that no reader makes a copy of it for each server."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 0
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, *_: object) -> CoreSchema:
+        """Let it be written into a schema as the empty map that it is."""
+        return core_schema.dict_schema()
+
+
+NOTHING: Final = _Nothing()
 DAY_S: Final = 86_400.0
 
 
@@ -400,6 +417,11 @@ class Limit:
         return percentage_text(self.value) if kind == "percentage" else self.value
 
 
+@lru_cache(maxsize=4096, typed=True)
+def _known_limit(key: str, value: str | float) -> Limit:
+    return _read_limit(key, value)
+
+
 def _read_limit(key: str, value: Any) -> Limit:
     match = _LIMIT_KEY.match(key)
     result = match[2] if match else ""
@@ -495,7 +517,8 @@ class GateRun(Strictly):
         limits, found = [], list[tuple[Loc, str]]()
         for key, written in value.items():
             try:
-                limits.append(_read_limit(key, written))
+                known = type(written) in {str, int, float}
+                limits.append((_known_limit if known else _read_limit)(key, written))
             except ValueError as error:
                 found.append(((key,), str(error)))
         raise_all(found)
@@ -664,7 +687,7 @@ class Preflight(Strictly):
     """What is looked at on the host before anything stops, and what of it may fail."""
 
     waive: Annotated[dict[str, str], AfterValidator(_reasons)] = Field(
-        default={},
+        default=NOTHING,
         title="Waive",
         description="Checks that may fail, each by its id with the reason; the plan shows it and the host records it. Ids: "
         + ", ".join(f"`{check}` ({what})" for check, what in IDS.items())
@@ -902,20 +925,20 @@ class Server(Strictly):
     )
     listen: Listen = Field(title="Listen", description="Where the server answers.")
     args: dict[FlagName, Json] = Field(
-        default={},
+        default=NOTHING,
         title="Arguments",
         description="The engine's other flags without the dashes in front. `true` is a bare flag, `false` its negation, "
         "a list several values, a map JSON.",
         examples=[{"context-length": 131072}],
     )
     env: dict[EnvName, EnvValue] = Field(
-        default={},
+        default=NOTHING,
         title="Environment",
         description="Environment variables. What loads code, chooses GPUs or holds secrets is refused here.",
         examples=[{"NCCL_SOCKET_IFNAME": "eth0"}],
     )
     secrets: dict[EnvName, Secret] = Field(
-        default={},
+        default=NOTHING,
         title="Secrets",
         description="Environment variables whose values lie on the host, or encrypted in the repository.",
         examples=[
@@ -951,7 +974,7 @@ class Server(Strictly):
         examples=["warn"],
     )
     drift_ignore: Annotated[dict[str, str], AfterValidator(_ignored)] = Field(
-        default={},
+        default=NOTHING,
         title="Drift to ignore",
         description="What others may change on the host, each with the reason: `drop-in:NAME.conf`, `port`, `gpu-taken` (somebody else has a card open while it serves), or `unit:KEY` for a key of the unit that "
         "is then carried over as it stands there. Keys: " + ", ".join(IGNORABLE) + ".",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from functools import lru_cache
 from typing import Final
 
 _DURATION = re.compile(
@@ -23,6 +24,7 @@ _BYTES: Final = {
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?) ?%\Z", re.ASCII)
 
 
+@lru_cache(maxsize=1000)
 def duration(text: str) -> float:
     """Read `90s`, `10m`, `1h30m`, `250ms` as seconds; whole milliseconds only.
 
@@ -64,6 +66,7 @@ def size(text: str) -> int:
     return int(total)
 
 
+@lru_cache(maxsize=1000)
 def percentage(text: str) -> float:
     """Read `5%` or `0.5%` as a share of one.
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from sys import intern
 from typing import Any, Final, NamedTuple
@@ -284,17 +286,15 @@ def _built_by_libyaml(text: str, file: str) -> _Builder | None:
     try:
         scanner = import_module("_ruamel_yaml")
         from ruamel.yaml.error import YAMLError  # noqa: PLC0415
+        from ruamel.yaml.events import ScalarEvent, StreamEndEvent  # noqa: PLC0415
     except ImportError:
         return None
-    parser = scanner.CParser(text)
     builder = _Builder(file, _Problems(file))
     try:
-        while True:
-            event = parser.get_event()
-            if type(event).__name__ == "StreamEndEvent" or not builder.take(event):
-                return builder
+        builder.take_all(scanner.CParser(text).get_event, ScalarEvent, StreamEndEvent)
     except YAMLError:
         return None
+    return builder
 
 
 _SYNTAX: Final = (
@@ -331,6 +331,14 @@ class _Open:
         self.entries: dict[str, tuple[Key, Node]] | None = {} if is_map else None
         self.items: list[Node] = []
         self.key: tuple[str, Key] | None = None
+
+
+_new: Final = tuple.__new__
+"""Makes a named tuple of a tuple: half the time of calling it by its name, which only sorts the arguments."""
+
+KEYS_SEEN: Final = 4096
+_KEYS_SEEN: Final[dict[str, str]] = {}
+"""Keys that were judged before and are simple text, each interned once."""
 
 
 class _Builder:
@@ -408,6 +416,50 @@ class _Builder:
         else:
             self._place(Sequence(tuple(top.items), self._file, top.line, top.column))
 
+    def take_all(self, get_event: Callable[[], Any], scalars: type, end: type) -> None:
+        """Take events up to the last, or up to one after which nothing can be understood.
+
+        Two events in three are plain keys and values of maps, and a fleet has millions of them: those are dealt with here, in
+        the way in which `_key`, `_scalar` and `_place` deal with all.
+        """
+        stack, file, seen = self._stack, self._file, _KEYS_SEEN
+        problems = self.problems
+        while True:
+            event = get_event()
+            kind = type(event)
+            if kind is scalars and stack and event.anchor is None and event.tag is None:
+                top = stack[-1]
+                entries, key = top.entries, top.key
+                text, style = event.value, event.style
+                if entries is not None and self._nodes < MAX_NODES:
+                    mark = event.start_mark
+                    if key is None:
+                        known = seen.get(text)
+                        if known is not None and not style and text not in entries:
+                            place = (file, mark.line + 1, mark.column + 1)
+                            top.key = (known, _new(Key, place))
+                            continue
+                    elif text and key[0] not in entries:
+                        value, why = (
+                            (text, None)
+                            if style
+                            else _short(text)
+                            if len(text) < 40
+                            else scalar(text)
+                        )
+                        if why is None:
+                            node = (value, text, file, mark.line + 1, mark.column + 1)
+                            entries[key[0]] = (key[1], _new(Scalar, node))
+                            top.key = None
+                            self._nodes += 1
+                            continue
+                line, column = event.start_mark.line + 1, event.start_mark.column + 1
+                self._scalar(event, line, column)
+                if problems.fatal:
+                    return
+            elif kind is end or not self.take(event):
+                return
+
     def _scalar(self, event: Any, line: int, column: int) -> None:
         stack = self._stack
         if stack and stack[-1].entries is not None and stack[-1].key is None:
@@ -433,6 +485,8 @@ class _Builder:
             self._refuse(line, column, "a key of several lines; keys are simple text")
         elif text == "":
             self._refuse(line, column, "an empty key")
+        elif len(_KEYS_SEEN) < KEYS_SEEN:
+            _KEYS_SEEN[text] = text
         top = self._stack[-1]
         assert top.entries is not None
         if text in top.entries:
@@ -500,6 +554,10 @@ def scalar(text: str) -> tuple[str | int | float | bool | None, str | None]:
             return text, "the number is too large; put it in quotes if it is text"
         return number, None
     return text, None
+
+
+_short: Final = lru_cache(maxsize=4096)(scalar)
+"""The same, remembered: numbers, sizes and switches of a fleet are few, many times over."""
 
 
 def _bounded(number: int | None, text: str) -> tuple[str | int, str | None]:
