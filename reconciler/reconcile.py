@@ -491,7 +491,7 @@ def observe_args(
                 "unit": s.unit,
                 "port": s.listen.port,
                 "invocation_lines": JOURNAL_LINES,
-                "ask": asks_of(s, engines[s.engine.name]) if engines is not None else [],
+                **(asks_about(s, engines[s.engine.name]) if engines is not None else {"ask": []}),
             }
             for s in servers
         ],
@@ -500,6 +500,23 @@ def observe_args(
         "users": [],
         "gpus": True,
     }
+
+
+def asks_about(server: Server, engine: Engine) -> dict[str, Any]:
+    """Phrase everything that is read of what a running server was given, and of what it makes of that."""
+    return {
+        "ask": asks_of(server, engine),
+        "environment": {
+            "names": ["CUDA_VISIBLE_DEVICES", *sorted(server.env)][:ENVIRONMENT_NAMES],
+            "starts": list(engine.variables),
+            "hidden": sorted(server.secrets)[:ENVIRONMENT_NAMES],
+        },
+        "startup": list(engine.startup_words(server)),
+    }
+
+
+ENVIRONMENT_NAMES = 100
+"""Variables that a host is asked about by name; a spec with more is compared on these."""
 
 
 def asks_of(server: Server, engine: Engine) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ Called by `reconcile.py` with what was observed; nothing is decided here about w
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -157,12 +157,15 @@ def running_with(
     version = server.engine.version
     loaded = found.argv.value if isinstance(found.argv, Known) else ()
     other, started_alike = _by_argv(engine, loaded, found.main_argv, version)
+    unasked = list(_by_environment(server, engine, found, other))
     told = engine.about(server, found.told) if found.told else "it was not asked"
-    if isinstance(told, str):
+    started = engine.startup_told(server, found.started_with)
+    if isinstance(told, str) and not started:
         asks = bool(engine.about_requests(server))
-        return RunningWith(other=tuple(other), unknown=told if asks else "")
+        return RunningWith(tuple(other), tuple(unasked), unknown=told if asks else "")
+    told = (*(() if isinstance(told, str) else told), *started)
     asked = written(server)
-    refused: list[Divergence] = []
+    refused: list[Divergence] = unasked
     fields = {d.field for d in other}
     for word in told:
         for path, wanted, granted in differences(asked, word):
@@ -173,6 +176,28 @@ def running_with(
             ours = path in word.asked and equal(wanted, word.asked[path])
             (refused if ours or started_alike else other).append(row)
     return RunningWith(tuple(other), tuple(refused), source=told[0].source if told else "")
+
+
+def _by_environment(
+    server: Server, engine: Engine, found: LiveServer, other: list[Divergence]
+) -> Iterator[Divergence]:
+    """Compare what the main process was started with, with its unit's `Environment=`, for what the spec sets.
+
+    Another value than the unit has is a process that was started otherwise: it goes to `other`. What this engine heeds and
+    neither the spec nor the unit sets came from elsewhere (the service manager's own environment, a wrapper) and is given.
+    """
+    if not isinstance(found.runs_with, Known) or not isinstance(found.environment, Known):
+        return
+    unit = dict(pair.split("=", 1) for pair in found.environment.value if "=" in pair)
+    runs = found.runs_with.value
+    for name in ("CUDA_VISIBLE_DEVICES", *sorted(server.env)):
+        wanted, given = unit.get(name), runs.get(name)
+        if wanted is not None and name in runs and given != wanted:
+            row = Divergence(f"env.{name}", shown(wanted), shown(given), "its environment")
+            other.append(row)
+    for name, value in sorted(runs.items()):
+        if name.startswith(tuple(engine.variables)) and name not in {*server.env, *unit}:
+            yield Divergence(f"env.{name}", "(not given)", shown(value), "its environment")
 
 
 def _by_argv(

@@ -157,6 +157,8 @@ class LiveServer:
     main_argv: tuple[str, ...]
     history: tuple[Mapping[str, Any], ...]
     context: Mapping[str, Any] = field(compare=False, hash=False)
+    runs_with: Reading[Mapping[str, str]] = Unknown("it was not asked")
+    started_with: tuple[str, ...] = ()
 
     @property
     def phase(self) -> str:
@@ -504,4 +506,8 @@ def _server(name: str, section: Any) -> LiveServer:
             "unit": _known_or(section.get("unit"), None),
             "processes": _known_or(section.get("processes"), []),
         },
+        runs_with=_reading(
+            section.get("environ"), lambda v: {str(k): str(t) for k, t in v.items()}
+        ),
+        started_with=tuple(str(line) for line in _known_or(section.get("startup"), [])),
     )

@@ -175,6 +175,16 @@ class Engine(Protocol):
     ) -> tuple[Told, ...] | str:
         """Read the answers: what it says of its flags, or why that is not known; () where nothing is asked."""
 
+    @property
+    def variables(self) -> Sequence[str]:
+        """How the names of the variables begin that change what this engine does."""
+
+    def startup_words(self, server: Server) -> Sequence[str]:
+        """Return phrases of the start-up lines that say what the engine says nowhere over HTTP; () where it says all there."""
+
+    def startup_told(self, server: Server, lines: Sequence[str]) -> tuple[Told, ...]:
+        """Read those lines; () where they are not there or not understood."""
+
     def in_flight_request(self, server: Server) -> HttpRequest | None:
         """Return how to ask for the number of requests running and waiting; None: it cannot be asked."""
 

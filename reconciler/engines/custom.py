@@ -197,6 +197,19 @@ def about(
     return ()
 
 
+variables: Final[tuple[str, ...]] = ()
+
+
+def startup_words(server: Server) -> tuple[str, ...]:  # noqa: ARG001  (the family's signature)
+    """Look for none: nothing is known of its words."""
+    return ()
+
+
+def startup_told(server: Server, lines: Sequence[str]) -> tuple[Told, ...]:  # noqa: ARG001  (the family's signature)
+    """Read none."""
+    return ()
+
+
 def in_flight_request(server: Server) -> HttpRequest | None:
     """Ask where the spec says."""
     path = _options(server).in_flight

@@ -499,6 +499,38 @@ def about(server: Server, answers: Sequence[tuple[int | None, bytes]]) -> tuple[
     return (listed, Told("GET /props", values, same=same))
 
 
+variables: Final = ("LLAMA_ARG_", "GGML_", "LLAMA_SET_ROWS", "LLAMA_SPEC_")
+_SAID: Final = re.compile(r"llama_context: (n_ctx|n_batch|n_ubatch)\s*= (\d+)")
+
+
+def startup_words(server: Server) -> tuple[str, ...]:
+    """Look for the sizes that llama_cpp.server prints when it makes its context; it tells none over HTTP."""
+    wanted = ("n_ctx", "n_batch", "n_ubatch")
+    asked = [key for key in wanted if _python_value(server, key) is not None]
+    return tuple(f"llama_context: {key} " for key in asked) if _is_python(server) else ()
+
+
+def startup_told(server: Server, lines: Sequence[str]) -> tuple[Told, ...]:
+    """Read those sizes."""
+    values: dict[str, object] = {}
+    for line in lines:
+        found = _SAID.search(line)
+        if found is not None:
+            spelled = found[1] if found[1] in server.args else found[1].replace("_", "-")
+            values.setdefault(f"args.{spelled}", int(found[2]))
+
+    def same(_path: str, asked: object, granted: object) -> bool:
+        """A context of 0 is the model's own; others are rounded up to 256."""
+        whole = isinstance(asked, int) and isinstance(granted, int)
+        return whole and (asked == 0 or 0 <= granted - asked < 256)  # type: ignore[operator]
+
+    return (Told("its start-up lines", values, same=same),) if values else ()
+
+
+def _python_value(server: Server, key: str) -> object:
+    return server.args.get(key, server.args.get(key.replace("_", "-")))
+
+
 def in_flight_request(server: Server) -> HttpRequest | None:
     """Ask llama-server's metrics, or else its slots; the Python form cannot be asked."""
     if _is_python(server):

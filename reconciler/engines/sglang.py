@@ -436,6 +436,19 @@ _REWRITTEN: Final = frozenset({"args.schedule-conservativeness", "args.random-se
 """Scaled by the engine for DP attention; a seed that each rank has of its own."""
 
 
+variables: Final[tuple[str, ...]] = ("SGLANG_", "SGL_", "SIMULATE_ACC_")
+
+
+def startup_words(server: Server) -> tuple[str, ...]:  # noqa: ARG001  (the family's signature)
+    """Look for none: it says everything over HTTP."""
+    return ()
+
+
+def startup_told(server: Server, lines: Sequence[str]) -> tuple[Told, ...]:  # noqa: ARG001  (the family's signature)
+    """Read none."""
+    return ()
+
+
 def in_flight_request(server: Server) -> HttpRequest | None:
     """Ask the scheduler for its load where the version can; its gauges (which lag) where they are on."""
     version = version_key(server.engine.version) if server.engine.version else None

@@ -8,6 +8,7 @@ object; the key comes as `VLLM_API_KEY`, so it is in no argument.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from reconciler.engines.base import (
     number_arg,
     places_of,
     read_environment,
+    read_size,
     secret_environment,
     secret_path,
     wanted_models,
@@ -51,7 +53,7 @@ from reconciler.engines.catalogue import (
     read_words,
     words,
 )
-from reconciler.engines.told import Told
+from reconciler.engines.told import Told, same_model
 
 if TYPE_CHECKING:
     from reconciler.core.spec import Server
@@ -535,6 +537,134 @@ def about(server: Server, answers: Sequence[tuple[int | None, bytes]]) -> tuple[
     """Read the list of models: served name, model, longest context."""
     told = models_told(server, *answers[0])
     return told if isinstance(told, str) else (told,)
+
+
+variables: Final = ("VLLM_",)
+_ASKED_LINE: Final = "non-default args: {"
+_GRANTED_LINE: Final = "Initializing a V1 LLM engine"
+
+
+def startup_words(server: Server) -> tuple[str, ...]:  # noqa: ARG001  (the family's signature)
+    """Look for the two lines in which it says what it was asked for and what it made of that."""
+    return (_ASKED_LINE, _GRANTED_LINE)
+
+
+def startup_told(server: Server, lines: Sequence[str]) -> tuple[Told, ...]:
+    """Read what was asked (`non-default args`) and what is in force (the engine's own configuration)."""
+    book = _book(server)
+    asked = next((_literal(line) for line in lines if _ASKED_LINE in line), {})
+    config = next((_pairs(line) for line in lines if _GRANTED_LINE in line), {})
+    granted = _granted(server, book, config)
+    if not granted:
+        return ()
+    said = {path: asked[key] for key, path in _LINE_FIELDS.items() if key in asked}
+    for key in server.args:
+        name = _dest(book, key)
+        if name in asked:
+            said[f"args.{key}"] = asked[name]
+    return (Told("its start-up lines", granted, said, _starts_same),)
+
+
+_LINE_FIELDS: Final = {
+    "model": "model",
+    "revision": "model_revision",
+    "tensor_parallel_size": "tp_size",
+    "pipeline_parallel_size": "pp_size",
+    "data_parallel_size": "dp_size",
+}
+_LINE_NAMES: Final = {"max_model_len": "max_seq_len"}
+_NOT_TELLING: Final = frozenset({"disable_custom_all_reduce", "compilation_config", "seed"})
+"""Printed, and rewritten by the engine for many reasons that are nobody's fault."""
+
+
+def _dest(book: Catalogue, key: str) -> str:
+    known = book.spellings.get(f"--{key}")
+    return (known[0].flag if known else f"--{key}")[2:].replace("-", "_")
+
+
+def _granted(server: Server, book: Catalogue, config: Mapping[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {
+        path: _plain(config[key]) for key, path in _LINE_FIELDS.items() if key in config
+    }
+    for key in server.args:
+        name = _dest(book, key)
+        told = config.get(_LINE_NAMES.get(name, name))
+        if told is None or name in _NOT_TELLING:
+            continue
+        value = _plain(told)
+        negated = book.spellings.get(f"--{key}", (None, False))[1]
+        values[f"args.{key}"] = not value if negated and isinstance(value, bool) else value
+    speculative = config.get("speculative_config")
+    if speculative == "None":
+        values |= dict.fromkeys(("speculative.method", "speculative.num_speculative_tokens"))
+    elif speculative is not None and speculative.startswith("SpeculativeConfig("):
+        inner = dict(_split(speculative.partition("(")[2].removesuffix(")")))
+        for key, path in (("method", "method"), ("num_spec_tokens", "num_speculative_tokens")):
+            if key in inner:
+                values[f"speculative.{path}"] = _plain(inner[key])
+    return values
+
+
+def _literal(line: str) -> dict[str, object]:
+    """Read the dictionary that Python printed; values that are no plain ones make it unreadable."""
+    try:
+        value: object = ast.literal_eval(line[line.index(_ASKED_LINE) + len(_ASKED_LINE) - 1 :])
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return {}
+    return {str(k): v for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+def _pairs(line: str) -> dict[str, str]:
+    return dict(_split(line.partition("with config: ")[2]))
+
+
+def _split(text: str) -> Iterator[tuple[str, str]]:
+    """Take `a=1, b=X(c=2, d='e, f')` apart at its outermost commas."""
+    depth, quote, start, at = 0, "", 0, 0
+    for at, character in enumerate(f"{text},"):
+        if quote:
+            quote = "" if character == quote and text[at - 1] != "\\" else quote
+        elif character in "'\"":
+            quote = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == "," and depth == 0:
+            name, equals, value = text[start:at].strip().partition("=")
+            if equals and name.isidentifier():
+                yield name, value.strip()
+            start = at + 1
+
+
+def _plain(text: str) -> object:
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    try:
+        value: object = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+    return value
+
+
+_DTYPES: Final = {"half": "float16", "float": "float32"}
+
+
+def _starts_same(path: str, asked: object, granted: object) -> bool:
+    """Know what vLLM writes in another form: sizes, types by their other names, a quantization by the kernel for it."""
+    if path == "model":
+        return isinstance(asked, str) and same_model(asked, granted)
+    if path == "args.max-model-len":
+        return asked == -1 or (isinstance(asked, str) and read_size(asked) == granted)
+    if path == "args.dtype":
+        return _DTYPES.get(str(asked)) == granted
+    if path in {"args.quantization", "args.kv-cache-dtype"}:
+        return str(granted).startswith(str(asked))
+    if path == "args.load-format":
+        return granted is not None
+    if path == "speculative.method":
+        return isinstance(granted, str) and "mtp" in str(asked) and "mtp" in granted
+    return path == "speculative.num_speculative_tokens" and granted is not None and asked is None
 
 
 def in_flight_request(server: Server) -> HttpRequest | None:  # noqa: ARG001  (the family's signature)

@@ -66,6 +66,7 @@ from reconciler.helper.processes import (
     has_pidfd,
     kill_control_group,
     namespace_inode,
+    process_environment,
     process_records,
     process_stat,
     scan_holders,
@@ -366,6 +367,10 @@ class RealMachine:
 
     # -- processes and GPUs ----------------------------------------------------------------------------
 
+    def environment(self, pid: int) -> Reading:
+        """Return the environment that a process was started with."""
+        return process_environment(pid)
+
     def processes(self, control_group: str) -> Reading:
         """Return the processes in a unit's control group and below it."""
         return group_processes(control_group) if control_group else known([])
@@ -605,7 +610,9 @@ class RealMachine:
             lines = lines[:50] + lines[50 - KERNEL_LINES_MAX :]
         return known({"cursor": entries[-1]["cursor"] if entries else cursor, "lines": lines})
 
-    def journal(self, unit: str, invocation: Optional[str], lines: int) -> Reading:
+    def journal(
+        self, unit: str, invocation: Optional[str], lines: int, until: Optional[float] = None
+    ) -> Reading:
         """Return the newest lines of a unit or of one of its runs, systemd's own about it included."""
         if not _UNIT_NAME.match(unit) or (
             invocation and not re.fullmatch(r"[0-9a-f]{32}", invocation)
@@ -614,7 +621,9 @@ class RealMachine:
         which = ["-u", unit]
         if invocation:
             which = [f"_SYSTEMD_INVOCATION_ID={invocation}", "+", f"INVOCATION_ID={invocation}"]
-        answer = _journalctl(["-n", str(max(lines, 0)), "--output-fields=MESSAGE,PRIORITY", *which])
+        before = [] if until is None else [f"--until=@{int(until)}"]
+        count = ["-n", str(max(lines, 0)), "--output-fields=MESSAGE,PRIORITY"]
+        answer = _journalctl([*count, *before, *which])
         if "known" not in answer:
             return answer
         keys = ("at", "message", "priority")

@@ -136,6 +136,9 @@ class Machine(Protocol):
 
     # -- processes and GPUs ----------------------------------------------------------------------------
 
+    def environment(self, pid: int) -> Reading:
+        """Known: {name: value} that a process was started with; unknown where it cannot be read or was wiped."""
+
     def processes(self, control_group: str) -> Reading:
         """Known: list of process records (see below) in that control group and below it; [] when the group is gone.
 
@@ -193,8 +196,13 @@ class Machine(Protocol):
     def kernel_log(self, cursor: Optional[str]) -> Reading:
         """Known: {cursor: str, lines: [str]} newer than the cursor (null: only the cursor of now)."""
 
-    def journal(self, unit: str, invocation: Optional[str], lines: int) -> Reading:
-        """Known: [{at: float wall seconds, message: str, priority: int}] oldest first, at most `lines`; of one invocation or of the unit."""
+    def journal(
+        self, unit: str, invocation: Optional[str], lines: int, until: Optional[float] = None
+    ) -> Reading:
+        """Known: [{at: float wall seconds, message: str, priority: int}] oldest first, at most `lines`; of one invocation or of the unit.
+
+        The newest ones, or the newest that were written before `until` (wall seconds).
+        """
 
     def fetch(self, request: Dict[str, Any]) -> Reading:
         """Do one HTTP request to this layer itself; known: {status, headers, body (base64), truncated, took_s}; unknown: refused, timed out, no HTTP.

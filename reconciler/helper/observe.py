@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import re
 from typing import Any, Dict, List, Optional
 
@@ -71,6 +72,12 @@ SERVER_RECORDS = (
     "invocations",
 )
 ASKS_CAP = 3
+NAMES_CAP = 256
+VALUE_MAX = 4096
+STARTING_S = 300.0
+"""How long after a start its start-up lines are looked for: what an engine was asked for stands at the very front."""
+STARTING_LINES = 2000
+STARTED_LINE_MAX = 1 << 15
 ASK_LIMIT_S = 3.0
 ASK_BYTES_MAX = 1 << 20
 NOT_ASKED = {"unknown": "not asked for"}
@@ -139,12 +146,75 @@ def observe_server(machine: Machine, asked: Dict[str, Any]) -> Dict[str, Any]:
     asks = asked.get("ask") or []
     if asks and props.get("ActiveState") == "active":
         found["told"] = told_by(machine, asks)
+    if asked.get("environment") is not None and props.get("ActiveState") == "active":
+        found["environ"] = environ_of(machine, props, asked["environment"])
+    if asked.get("startup") and props.get("ActiveState") == "active":
+        found["startup"] = startup_of(machine, name, props, found["processes"], asked["startup"])
     if port is not None:
         number = whole_of(port, "port", 1, 65535)
         found["listeners"] = machine.listeners(number, int(props.get("MainPID") or 0))
     if lines:
         found["journal"] = journal_of(machine, name, props.get("InvocationID") or None, lines)
     return found
+
+
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+SECRET_VARIABLE = re.compile(
+    r"api_?key|token$|secret|passw|credential|authorization|private", re.IGNORECASE
+)
+
+
+def environ_of(machine: Machine, props: Dict[str, Any], asked: Any) -> Reading:
+    """Return what the main process was started with, of the variables asked for by name or by how they begin.
+
+    Never one whose name is a secret's. An environment without the unit's own invocation is another process's, or was
+    written over, and says nothing.
+    """
+    record_of(asked, "environment")
+    names, starts, hidden = (
+        texts_of(asked.get(key) or [], key) for key in ("names", "starts", "hidden")
+    )
+    if len(names) + len(starts) + len(hidden) > NAMES_CAP:
+        raise bad(f"environment asks for more than {NAMES_CAP} names")
+    for word in (*names, *starts, *hidden):
+        matching(VARIABLE_NAME, word, "variable")
+    pid = int(props.get("MainPID") or 0)
+    reading = machine.environment(pid) if pid else {"unknown": "the unit has no main process"}
+    known: Any = reading.get("known")
+    if known is None:
+        return reading
+    if not known.get("INVOCATION_ID") or known["INVOCATION_ID"] != props.get("InvocationID"):
+        return {"unknown": "the main process does not carry its unit's invocation"}
+    return {
+        "known": {
+            name: redacted_text(value[:VALUE_MAX])
+            for name, value in sorted(known.items())
+            if (name in names or name.startswith(tuple(starts)))
+            and name not in hidden
+            and not SECRET_VARIABLE.search(name)
+        }
+    }
+
+
+def startup_of(
+    machine: Machine, unit: str, props: Dict[str, Any], processes: Reading, words: Any
+) -> Reading:
+    """Return the lines with one of these words in them that this invocation wrote when it started, without secrets."""
+    wanted = texts_of(words, "startup")
+    if len(wanted) > ASKS_CAP or not all(8 <= len(word) <= 80 for word in wanted):
+        raise bad(f"startup is not a list of at most {ASKS_CAP} phrases")
+    main = [p for p in processes.get("known") or [] if p.get("pid") == props.get("MainPID")]
+    invocation = props.get("InvocationID")
+    if not main or not invocation:
+        return {"unknown": "the unit has no main process, or no invocation"}
+    started = main[0]["start_ticks"] / os.sysconf("SC_CLK_TCK")
+    until = machine.walltime() - machine.boottime() + started + STARTING_S
+    reading = machine.journal(unit, invocation, STARTING_LINES, until)
+    if "known" not in reading:
+        return reading
+    lines = [str(entry.get("message")) for entry in reading["known"]]
+    found = [line for line in lines if any(word in line for word in wanted)]
+    return {"known": [redacted_text(line[:STARTED_LINE_MAX]) for line in found[:ASKS_CAP]]}
 
 
 def told_by(machine: Machine, asks: Any) -> List[Reading]:

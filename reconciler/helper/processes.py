@@ -289,6 +289,20 @@ def _slow_facts(base: str) -> Dict[str, Any]:
     }
 
 
+def process_environment(pid: int, proc: str = "/proc") -> Reading:
+    """Return the environment that a process was started with; one of zero bytes was wiped and says nothing."""
+
+    def read(base: str) -> Dict[str, str]:
+        data = _read_bytes(f"{base}/environ", 1 << 20) or b""
+        pairs = (pair.partition(b"=") for pair in data.split(b"\0") if b"=" in pair)
+        return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+    (reading,) = each_guarded([f"{proc}/{pid}"], read, SLOW_READ_S)
+    if reading.get("known"):
+        return reading
+    return unknown(str(reading.get("unknown") or "it cannot be read, or was wiped"))
+
+
 def namespace_inode(base: str, kind: str) -> Optional[int]:
     """Return the inode of a process's namespace ("mnt", "net"), None when it may not be read."""
     found = re.match(rf"{kind}:\[(\d+)\]\Z", _read_link(f"{base}/ns/{kind}") or "")

@@ -344,6 +344,14 @@ class SimulatedMachine:
 
     # -- processes and GPUs ----------------------------------------------------------------------------
 
+    def environment(self, pid: int) -> Reading:
+        """See `Machine`."""
+        process = self.host.processes.get(pid)
+        if process is None or not process.environ_readable:
+            return {"unknown": "it cannot be read, or was wiped"}
+        known = dict(pair.split("=", 1) for pair in process.environment)
+        return {"known": {**known, "INVOCATION_ID": process.invocation or ""}}
+
     def processes(self, control_group: str) -> Reading:
         """See `Machine`."""
         self._alive()
@@ -508,12 +516,16 @@ class SimulatedMachine:
         since = len(lines) if cursor is None else int(cursor)
         return {"known": {"cursor": str(len(lines)), "lines": lines[since:]}}
 
-    def journal(self, unit: str, invocation: str | None, lines: int) -> Reading:
+    def journal(
+        self, unit: str, invocation: str | None, lines: int, until: float | None = None
+    ) -> Reading:
         """See `Machine`."""
         found = [
             {"at": 1_800_000_000.0 + at, "message": message, "priority": priority}
             for at, name, run, priority, message in self.host.journal
-            if name == unit and (invocation is None or run in (invocation, None))
+            if name == unit
+            and (invocation is None or run in (invocation, None))
+            and (until is None or 1_800_000_000.0 + at <= until)
         ]
         return {"known": found[-lines:]}
 

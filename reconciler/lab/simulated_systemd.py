@@ -452,6 +452,7 @@ class Systemd:
         process.uid, process.gid = user["uid"], user["gid"]
         process.groups = [*user["groups"], *config.groups]
         process.argv = argv
+        process.environment = config.environment
         process.exe = argv[0]
         process.comm = argv[0].rsplit("/", 1)[-1][:15]
         process.unit, process.invocation = unit.name, unit.invocation

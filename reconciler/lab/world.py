@@ -101,6 +101,7 @@ class Process:
         "cgroup",
         "comm",
         "environ_readable",
+        "environment",
         "exe",
         "gid",
         "gpus",
@@ -131,6 +132,7 @@ class Process:
         self.behaviour = Behaviour()
         self.comm = "python"
         self.environ_readable = True
+        self.environment: tuple[str, ...] = ()
         self.exe = "/usr/bin/python3.11"
         self.uid = 0
         self.gid = 0

@@ -321,6 +321,19 @@ def test_a_crash_is_restarted_under_a_new_invocation_up_to_the_limit(run: Run) -
     assert answer[2:] == ["exit-code", True]
 
 
+def test_what_a_process_was_started_with_is_read_and_old_lines_are_told_apart(run: Run) -> None:
+    """The environment is the unit's with its invocation; of nobody it is unknown; nothing was written before anything was."""
+    answer = run("""
+        place(PERMANENT, unit())
+        found = up()
+        own = m.environment(found["MainPID"])["known"]
+        early = m.journal(UNIT, None, 100, 1.0)
+        answer = [own["RECONCILER_SERVER"], own["INVOCATION_ID"] == found["InvocationID"], early, list(m.environment(0))]
+        down()
+    """)
+    assert answer == ["contract", True, {"known": []}, ["unknown"]]
+
+
 def test_a_unit_with_a_missing_guard_cannot_be_started(run: Run) -> None:
     """Without the guard's unit file a start is refused at once."""
     answer = run("""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from reconciler.core.spec import Server
 from reconciler.engines import llamacpp
 from reconciler.engines.base import NotYet, Ready
+from reconciler.engines.llamacpp_speculative import ALIASES
 
 BINARY = {"binary": "/opt/llama/llama-server"}
 PYTHON = {"python": "/opt/llama/bin/python"}
@@ -247,7 +248,7 @@ def test_other_spellings_of_draft_options_read_back_as_the_one() -> None:
 VALUE = st.one_of(st.booleans(), st.integers(-(10**6), 10**6), st.from_regex(r"[a-zA-Z/][a-zA-Z0-9/.]{0,9}", fullmatch=True).filter(lambda t: t not in {"true", "false"}))  # fmt: skip
 KEY = st.from_regex(r"[a-z]{3,8}(-[a-z]{2,8})?", fullmatch=True).filter(
     lambda k: (
-        k not in {*llamacpp._OWNED, *llamacpp.SHORT, *llamacpp.LONG, *llamacpp.ALIASES}
+        k not in {*llamacpp._OWNED, *llamacpp.SHORT, *llamacpp.LONG, *ALIASES}
         and not k.startswith(("no-", "spec-"))
     )
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from engine_servers import accepted, validated
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from reconciler.core.spec import Server
 from reconciler.engines import vllm
 from reconciler.engines.base import NotYet, Ready, Wrong
+from reconciler.engines.told import differences, written
 
 NGRAM = {
     "method": "ngram",
@@ -323,3 +325,31 @@ def test_requests_in_flight_are_counted_over_all_engines(
     asked = vllm.in_flight_request(server())
     assert asked is not None
     assert asked.path == "/metrics"
+
+
+START = Path(__file__).parents[1] / "recorded" / "start-lines" / "vllm-0.32.0.txt"
+
+
+def test_the_lines_of_a_real_start_say_what_was_asked_and_what_is_in_force() -> None:
+    """Recorded from 0.32.0: both lines are read, and nothing of what was written there differs."""
+    lines = START.read_text().splitlines()
+    made = server(
+        engine={"name": "vllm", "version": "0.33.0"}, model="/srv/models/tiny", served_model_name="tiny", speculative=None, tp_size=1,
+        model_revision=None, args={"load-format": "dummy", "dtype": "float32", "enforce-eager": True, "max-model-len": 1024},
+    )  # fmt: skip
+    (told,) = vllm.startup_told(made, lines)
+    assert told.values == {
+        "model": "/srv/models/tiny", "model_revision": None, "tp_size": 1, "pp_size": 1, "dp_size": 1,
+        "args.load-format": "dummy", "args.dtype": "float32", "args.enforce-eager": True, "args.max-model-len": 1024,
+        "speculative.method": None, "speculative.num_speculative_tokens": None,
+    }  # fmt: skip
+    assert told.asked["args.max-model-len"] == 1024
+    assert not list(differences(written(made), told))
+
+
+@given(st.lists(st.text(max_size=60), max_size=3))
+def test_no_start_up_line_breaks_the_reader(texts: list[str]) -> None:
+    """Whatever a line says, it is read or left out."""
+    lines = [f"Initializing a V1 LLM engine with config: {t}" for t in texts]
+    lines += [f"non-default args: {{{t}" for t in texts]
+    vllm.startup_told(server(), lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 import pytest
 from simulated_controller import (
@@ -767,6 +768,24 @@ class TestReading:
             "check-flags", user=None, argv=serve.split(), flags=["--port", "--headless", "--gone"]
         )
         assert data == {"known": {"known": ["--port", "--headless"]}, "unknown": ["--gone"]}
+
+    @pytest.mark.parametrize(
+        "asked",
+        [
+            {"environment": {"names": ["A=B"]}},
+            {"environment": {"starts": ["x y"]}},
+            {"environment": ["A"]},
+            {"environment": {"names": [f"N{i}" for i in range(300)]}},
+            {"startup": ["short"]},
+            {"startup": ["non-default args"] * 4},
+        ],
+    )
+    def test_what_is_asked_of_a_process_is_checked(
+        self, running: Controller, asked: dict[str, Any]
+    ) -> None:
+        """Names are names, phrases are a few and no single letters: no way to read a whole environment or journal (S18)."""
+        server = {"server": "qwen", "unit": "qwen.service", "port": 30000, **asked}
+        assert running.refused("observe", servers=[server], kernel_cursor=None, paths=[], users=[]) == "BadRequest"  # fmt: skip
 
     def test_a_flag_that_the_help_calls_removed_is_not_known(self, tester: Controller) -> None:
         """llama-server lists flags that it refuses; the help's line about them is no word for them."""

@@ -21,7 +21,7 @@ from reconciler.engines.base import served_name
 from reconciler.lab.simulated import SIMULATED_KEY, SimulatedHost, add_host
 from reconciler.lab.simulated_ports import controller_world
 from reconciler.lab.stand_in import help_text, needed_paths, secret_files
-from reconciler.lab.world import Behaviour, World
+from reconciler.lab.world import Behaviour, Process, World
 from reconciler.reconcile import World as Controller
 from reconciler.reconcile import act, survey
 from reconciler.views.machine import plan_json
@@ -222,6 +222,96 @@ def test_a_server_that_runs_with_other_flags_than_its_unit_says_is_drifted() -> 
     assert plan_of(at.look(healed)).action is Action.CHANGE
     assert at.apply(healed)[0].outcome is Outcome.APPLIED
     assert plan_of(at.look(healed)).drift == ()
+
+
+def the_main(at: Stage) -> Process:
+    """Give the server's main process."""
+    (main,) = [p for p in at.hosts["one"].host.processes.values() if "--model-path" in p.argv]
+    return main
+
+
+def test_a_process_with_another_environment_than_its_unit_says_is_drifted() -> None:
+    """What the spec sets and the cards are compared with the process itself; a value is told, and healed by a new start."""
+    fleet = one(env="{NCCL_DEBUG: WARN, SGLANG_WARMUP_TIMEOUT: '600'}")
+    at = stage(fleet)
+    at.apply(fleet)
+    assert plan_of(at.look(fleet)).drift == ()
+    main = the_main(at)
+    main.environment = tuple(
+        "NCCL_DEBUG=INFO" if pair.startswith("NCCL_DEBUG=") else pair for pair in main.environment
+    )
+    plan = plan_of(at.look(fleet))
+    (drift,) = plan.drift
+    (row,) = drift.fields
+    assert (drift.what, row.field, row.asked, row.granted) == ("other-flags", "env.NCCL_DEBUG", "WARN", "INFO")  # fmt: skip
+    assert row.source == "its environment"
+    assert (plan.action, plan.reason) == (Action.BLOCKED, Reason.DRIFTED)
+
+
+def test_a_variable_that_the_engine_heeds_and_nobody_asked_for_is_told() -> None:
+    """From the service manager's environment, or a wrapper: shown, and no new start would cure it, so nothing acts on it."""
+    fleet = one()
+    at = stage(fleet)
+    at.apply(fleet)
+    the_main(at).environment += ("SGLANG_SIMULATE_ACC_LEN=4", "EDITOR=vi", "SGLANG_AUTH_TOKEN=hide-me")  # fmt: skip
+    found = at.look(fleet)
+    (drift,) = plan_of(found).drift
+    (row,) = drift.fields
+    assert (drift.what, row.field, row.granted) == ("not-granted", "env.SGLANG_SIMULATE_ACC_LEN", "4")  # fmt: skip
+    assert not found.plan.acts
+    assert "hide-me" not in told(found)
+
+
+@pytest.mark.parametrize("how", ["wiped", "another"])
+def test_an_environment_that_is_not_its_units_says_nothing(how: str) -> None:
+    """S12: wiped by the engine, or of another start: unknown, and no drift is made of it."""
+    fleet = one(env="{NCCL_DEBUG: WARN}")
+    at = stage(fleet)
+    at.apply(fleet)
+    main = the_main(at)
+    main.environment = ("NCCL_DEBUG=INFO",)
+    if how == "wiped":
+        main.environ_readable = False
+    else:
+        main.invocation = "0" * 32
+    assert plan_of(at.look(fleet)).drift == ()
+
+
+VLLM = (
+    ONE.replace("{name: sglang, version: 0.5.23}", "{name: vllm, version: 0.19.1}")
+    .replace("/opt/sglang/bin/python", "/opt/vllm/bin/python")
+    .replace("{algorithm: NEXTN, num_steps: 3, eagle_topk: 1, num_draft_tokens: 4}", "{method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}")
+    .replace("{context-length: 32768, max-running-requests: 64}", "{dtype: half, enable-prefix-caching: true}")
+)  # fmt: skip
+GRANTED = "(EngineCore pid=9) INFO 12-01 04:57:40 [core.py:133] Initializing a V1 LLM engine (v0.19.1) with config: model='/srv/models/qwen', speculative_config=SpeculativeConfig(method='ngram', model=None, num_spec_tokens=4), dtype=torch.float16, tensor_parallel_size=2, enable_prefix_caching=True, quantization_config=X(a='b, c', d=[1, 2])"
+
+
+@pytest.mark.parametrize(
+    ("instead", "field", "asked", "granted"),
+    [
+        (("", ""), "", "", ""),
+        (("enable_prefix_caching=True", "enable_prefix_caching=False"), "args.enable-prefix-caching", "true", "false"),
+        (("num_spec_tokens=4", "num_spec_tokens=1"), "speculative.num_speculative_tokens", "4", "1"),
+        (("torch.float16", "torch.float32"), "args.dtype", "half", "float32"),
+        (("tensor_parallel_size=2", "tensor_parallel_size=1"), "tp_size", "2", "1"),
+    ],
+)  # fmt: skip
+def test_what_an_engine_says_only_when_it_starts_is_compared(
+    instead: tuple[str, str], field: str, asked: str, granted: str
+) -> None:
+    """The engine's own configuration stands in the journal of this invocation alone; that of the run before is not read."""
+    fleet = read(("one.yaml", VLLM.encode()))
+    at = stage(fleet)
+    at.apply(fleet)
+    host = at.hosts["one"].host
+    (main,) = [p for p in host.processes.values() if "--tensor-parallel-size" in p.argv]
+    host.log("qwen.service", "f" * 32, GRANTED.replace("=True", "=False"))
+    host.log("qwen.service", main.invocation, GRANTED.replace(*instead))
+    found = at.look(fleet)
+    rows = [row for drift in plan_of(found).drift for row in drift.fields]
+    assert [(r.field, r.asked, r.granted) for r in rows] == ([(field, asked, granted)] if field else [])  # fmt: skip
+    assert all(r.source == "its start-up lines" for r in rows)
+    assert not found.plan.acts
 
 
 def test_a_stale_process_on_the_port_is_told_apart_from_what_the_engine_refuses() -> None:
