@@ -246,6 +246,26 @@ class Settings(Strictly):
         description="The daemon keeps the state of all hosts in this file after each pass, for `--dry-run --against`.",
         examples=["/var/lib/reconciler-controller/state.json"],
     )
+    state_branch: str = Field(
+        default="",
+        title="State branch",
+        description="The same state as one commit on this branch, which must be for it alone, pushed at most once a minute; `status --export "
+        "branch:NAME` pushes it by hand.",
+        examples=["reconcile-state"],
+    )
+    state_url: str = Field(
+        default="",
+        title="Repository of the state branch",
+        description="Left out, the repository of `--git`. Pushed with the credentials that fetch, which may then write.",
+        examples=["git@example.org:ops/llm-state.git"],
+    )
+    report_branch: str = Field(
+        default="",
+        title="Status branch",
+        description="The daemon keeps the statuses of the newest commits as one file on this branch of `report_notes_url` or `--git`: for "
+        "forges that show no notes.",
+        examples=["reconcile-status"],
+    )
     starts_per_hour: int = Field(
         default=6,
         ge=1,

@@ -15,10 +15,13 @@ from reconciler.cli.context import Output, PassOutput, guarded, out, settings, s
 from reconciler.core.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from reconciler.cli.run import PassOptions
     from reconciler.core.saved_plan import SavedPlan
     from reconciler.core.saved_state import SavedState
     from reconciler.core.survey import Survey
+    from reconciler.sources.own_branch import OwnBranch
 
 
 def register(app: typer.Typer) -> None:
@@ -108,11 +111,14 @@ def read_state_file(path: Path) -> SavedState:
     return read_state(read_file(path), str(path))
 
 
-def export_state(found: Survey, target: str, commit: str) -> None:
-    """Write what was found to a file, or to standard output for `-`."""
+def export_state(
+    found: Survey, target: str, commit: str, branch: Callable[[str], OwnBranch]
+) -> None:
+    """Write what was found to a file, to standard output for `-`, or to a branch for `branch:NAME`."""
     from importlib.metadata import version
 
     from reconciler.core.saved_state import state_of, state_text
+    from reconciler.effects.state_branch import MESSAGE
 
     state = state_of(
         found,
@@ -121,7 +127,10 @@ def export_state(found: Survey, target: str, commit: str) -> None:
         commit=commit,
     )
     text = state_text(state)
-    if target == "-":
+    if target.startswith("branch:"):
+        pushed = branch(target.removeprefix("branch:")).write(text.encode(), MESSAGE)
+        out(f"pushed {pushed[:12]} to {target.removeprefix('branch:')}")
+    elif target == "-":
         out(text.rstrip("\n"))
     else:
         write_file(Path(target), text, mode=0o644)

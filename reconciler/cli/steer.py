@@ -66,7 +66,7 @@ def _register_seeing(app: typer.Typer) -> None:
             typer.Option(
                 "--export",
                 metavar="FILE",
-                help="Save the state for `--dry-run --against`; - prints it.",
+                help="Save the state for `--dry-run --against`; - prints it, branch:NAME pushes it.",
             ),
         ] = "",
     ) -> None:
@@ -258,10 +258,11 @@ def _status(names: tuple[str, ...], specs: SpecsAt, output: Output, export: str 
     found = survey(fleet, world(setup, RealClock()), only=frozenset(names))
     if export:
         from reconciler.cli.saved import export_state
+        from reconciler.cli.watch import state_branch
         from reconciler.sources.revision_files import head_of
 
         commit = snapshot.commit.id if snapshot.commit is not None else head_of(specs.path)
-        export_state(found, export, commit)
+        export_state(found, export, commit, lambda name: state_branch(setup, specs.git, name))
     elif output is Output.JSON:
         out(json.dumps(status_json(found), indent=2))
     else:

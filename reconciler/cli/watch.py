@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from reconciler.core.fleet import Fleet
     from reconciler.daemon import Daemon, Notice, Setup
     from reconciler.effects.service_manager import ServiceManager
+    from reconciler.effects.state_branch import StateBranch
     from reconciler.effects.state_file import StateFile
     from reconciler.reporting.reporter import Reporter
     from reconciler.settings import Settings
     from reconciler.sources.base import Snapshot, Source
     from reconciler.sources.git_binary import Credentials
+    from reconciler.sources.own_branch import OwnBranch
     from reconciler.web.listener import Listener
     from reconciler.wiring import RealClock
 
@@ -108,6 +110,7 @@ def run_watch(options: WatchOptions) -> int:
     clock = RealClock()
     setup = settings()
     manager = ServiceManager.of(os.environ)
+    pushed = _pushed(setup, options)
     with ThreadPoolExecutor(max_workers=setup.hosts_at_once, thread_name_prefix="pass") as pool:
         reporter = _reporter(setup, options)
         daemon = Daemon(
@@ -120,7 +123,7 @@ def run_watch(options: WatchOptions) -> int:
                 printer(as_json=options.json, manager=manager),
                 *([reporter] if reporter is not None else []),
             ],
-            published=_published(setup),
+            published=_published(setup, pushed),
         )
         listener = _listener(options.listen, setup, daemon)
         ended = threading.Event()
@@ -139,20 +142,56 @@ def run_watch(options: WatchOptions) -> int:
             ended.set()
             if listener is not None:
                 listener.stop()
+            if pushed is not None:
+                pushed.stop()
             if reporter is not None and not reporter.stop():
                 sys.stderr.write("reconcile: not everything could be reported in time\n")
     return 0
 
 
-def _published(setup: Settings) -> StateFile | None:
+def _published(setup: Settings, pushed: StateBranch | None) -> StateFile | None:
     """Give where the state of the hosts is kept for builds, as the settings ask for."""
-    if not setup.state_file:
+    if not setup.state_file and pushed is None:
         return None
     from importlib.metadata import version
 
     from reconciler.effects.state_file import StateFile
 
-    return StateFile(Path(setup.state_file), version("inference-reconciler"))
+    path = Path(setup.state_file) if setup.state_file else Path(setup.state_dir) / "state.json"
+    found = StateFile(path, version("inference-reconciler"))
+    if pushed is not None:
+        found.also = pushed.offer
+    return found
+
+
+def _pushed(setup: Settings, options: WatchOptions) -> StateBranch | None:
+    """Give whoever pushes that state to a branch, as the settings ask for."""
+    if not setup.state_branch:
+        return None
+    from reconciler.effects.state_branch import StateBranch
+
+    return StateBranch(state_branch(setup, options.git, setup.state_branch).write)
+
+
+def state_branch(setup: Settings, git: GitPlace | None, branch: str) -> OwnBranch:
+    """Give the branch that holds the state of the hosts.
+
+    Raises:
+        UsageError: No repository is named, or the branch is the one that specs are read from.
+    """
+    from reconciler.sources.own_branch import own_branch
+
+    url = setup.state_url or (git.url if git is not None else "")
+    if not url:
+        message = f"the branch {branch} is in no repository: name it as `state_url` in the settings, or read the specs by --git"
+        raise UsageError(message)
+    if git is not None and branch == git.branch:
+        message = (
+            f"the specs are read from the branch {branch}; name one that is for the state alone"
+        )
+        raise UsageError(message)
+    mirror = Path(setup.state_dir) / "published.git"
+    return own_branch(mirror, _credentials(setup), url, branch, "state.json")
 
 
 def _reporter(setup: Settings, options: WatchOptions) -> Reporter | None:
@@ -168,6 +207,17 @@ def _reporter(setup: Settings, options: WatchOptions) -> Reporter | None:
         message = "report_notes: notes are kept of commits, and so need --git"
         raise UsageError(message)
 
+    status_url = setup.report_notes_url or (options.git.url if options.git is not None else "")
+    if setup.report_branch and not status_url:
+        message = "report_branch: the branch is in no repository; name it as `report_notes_url`"
+        raise UsageError(message)
+    if setup.report_branch and setup.report_branch in {
+        setup.state_branch,
+        options.git.branch if options.git is not None else "",
+    }:
+        message = f"report_branch: {setup.report_branch} is in use for something else"
+        raise UsageError(message)
+
     return reporter_of(
         ReportTo(
             state_dir=Path(setup.state_dir),
@@ -179,6 +229,7 @@ def _reporter(setup: Settings, options: WatchOptions) -> Reporter | None:
             url=setup.report_url,
             notes_mirror=source.git.mirror if setup.report_notes and isinstance(source, GitSource) else None,
             notes_url=setup.report_notes_url,
+            status_branch=(status_url, setup.report_branch),
             credentials=_credentials(setup),
         )
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -30,6 +30,8 @@ class StateFile:
     seen: dict[str, tuple[float, HostSurvey]] = field(default_factory=dict)
     written: float | None = None
     changed: bool = False
+    also: Callable[[str], None] = lambda _text: None
+    """Whoever publishes the text elsewhere as well; it must not wait."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def saw(self, found: Survey, at: float) -> None:
@@ -55,9 +57,11 @@ class StateFile:
 
     def _write(self, found: Survey, taken_at: float, commit: str) -> None:
         state = state_of(found, taken_at=taken_at, tool_version=self.tool_version, commit=commit)
+        text = state_text(state)
+        self.also(text)
         fresh = self.path.with_name(f".{self.path.name}.new")
         try:
-            fresh.write_text(state_text(state), encoding="utf-8")
+            fresh.write_text(text, encoding="utf-8")
             fresh.replace(self.path)
         except OSError as error:
             log.warning("the state cannot be published", path=str(self.path), error=error.strerror)

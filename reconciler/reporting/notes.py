@@ -1,4 +1,4 @@
-"""Statuses as git notes: `git log --notes=reconcile` shows what became of each commit, with no forge at all."""
+"""Statuses in git, with no forge at all: as notes (`git log --notes=reconcile`), or as one file on a branch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 from reconciler.reporting.base import COMMIT, ForgeError, Status
 from reconciler.sources.git_binary import Git, checked_url
+from reconciler.sources.own_branch import OwnBranch
 
 REF: Final = "refs/notes/reconcile"
 IDENTITY: Final = {"user.name": "reconcile", "user.email": "reconcile@localhost"}
@@ -39,11 +40,7 @@ class GitNotes:
         self.git.read(
             "cat-file", "-e", f"{commit}^{{commit}}"
         )  # A note on nothing would be kept for ever.
-        lines = self._lines.setdefault(commit, {})
-        line = f"{status.context}: {status.state.value}, {status.description}"
-        lines[status.context] = "".join(c if c.isprintable() else "?" for c in line)[:MAX_LINE]
-        while len(self._lines) > MAX_COMMITS:
-            self._lines.popitem(last=False)
+        lines = noted(self._lines, commit, status)
         text = "\n".join(lines[context] for context in sorted(lines)) + "\n"
         self.git.read(
             "notes", f"--ref={REF}", "add", "--force", "--file=-", "--end-of-options", commit,
@@ -51,3 +48,40 @@ class GitNotes:
         )  # fmt: skip
         if self.url:
             self.git.push(checked_url(self.url), REF)
+
+
+def noted(kept: OrderedDict[str, dict[str, str]], commit: str, status: Status) -> dict[str, str]:
+    """Keep a status among those of the newest commits, and give its commit's lines."""
+    lines = kept.setdefault(commit, {})
+    line = f"{status.context}: {status.state.value}, {status.description}"
+    lines[status.context] = "".join(c if c.isprintable() else "?" for c in line)[:MAX_LINE]
+    while len(kept) > MAX_COMMITS:
+        kept.popitem(last=False)
+    return lines
+
+
+STATUS_FILE: Final = "statuses.txt"
+
+
+@dataclass
+class BranchStatuses:
+    """The statuses of the newest commits as one file on a branch, newest first."""
+
+    branch: OwnBranch
+    _lines: OrderedDict[str, dict[str, str]] = field(default_factory=OrderedDict)
+
+    def send_status(self, commit: str, status: Status) -> None:
+        """Write the file anew.
+
+        Raises:
+            ForgeError: It is no commit.
+            GitError: It cannot be pushed.
+        """
+        if not COMMIT.match(commit):
+            raise ForgeError(f"{commit!r} is no full commit id; no status was written")
+        noted(self._lines, commit, status)
+        parts = [
+            "\n".join([name, *(f"    {lines[context]}" for context in sorted(lines))])
+            for name, lines in reversed(self._lines.items())
+        ]
+        self.branch.write(("\n".join(parts) + "\n").encode("utf-8", "replace"), "Statuses\n")

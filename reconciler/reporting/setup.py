@@ -12,10 +12,11 @@ from reconciler.core.standing import REPEAT_S
 from reconciler.reporting.base import Place, checked_place
 from reconciler.reporting.client import checked_api
 from reconciler.reporting.forges import FORGES
-from reconciler.reporting.notes import GitNotes
+from reconciler.reporting.notes import STATUS_FILE, BranchStatuses, GitNotes
 from reconciler.reporting.reporter import MessageSink, Reporter, StatusSink
 from reconciler.reporting.sinks import AppriseMessages, ForgeStatuses
 from reconciler.sources.git_binary import Credentials, Git, read_secret
+from reconciler.sources.own_branch import own_branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class ReportTo:
     """The mirror that specs are read from, where a note is to be kept for each commit."""
     notes_url: str = ""
     """Where notes are pushed to, with credentials that may write there."""
+    status_branch: tuple[str, str] = ("", "")
+    """A repository and a branch of it where statuses are kept as a file."""
     credentials: Credentials = field(default_factory=Credentials)
 
 
@@ -49,6 +52,12 @@ def reporter_of(to: ReportTo, wall: Callable[[], float] = time.time) -> Reporter
     statuses: list[StatusSink] = [_forge(to)] if to.forge else []
     if to.notes_mirror is not None:
         statuses.append(GitNotes(Git(to.notes_mirror, to.credentials), to.notes_url))
+    url, branch = to.status_branch
+    if branch:
+        mirror = to.state_dir / "statuses.git"
+        statuses.append(
+            BranchStatuses(own_branch(mirror, to.credentials, url, branch, STATUS_FILE))
+        )
     messages: list[MessageSink] = [AppriseMessages(to.messages_file)] if to.messages_file else []
     if not statuses and not messages:
         return None

@@ -209,6 +209,30 @@ class Git:
         ]  # fmt: skip
         self._run(argv, b"", self._environment(self._access(url)), FETCH_LIMIT_S)
 
+    def tip(self, url: str, ref: str) -> str:
+        """Say which commit a ref of the remote is; empty where there is none.
+
+        Raises:
+            GitError: The remote is away.
+        """
+        argv = [self.program, f"--git-dir={self.mirror}", "ls-remote", "--quiet", "--end-of-options", url, ref]  # fmt: skip
+        printed = self._run(argv, b"", self._environment(self._access(url)), FETCH_LIMIT_S)
+        rows = (line.split("\t") for line in printed.decode("utf-8", "replace").splitlines())
+        found = [row[0] for row in rows if len(row) == 2 and row[1] == ref]
+        return checked_commit(found[0]) if found else ""
+
+    def push_leased(self, url: str, commit: str, ref: str, *, expected: str) -> None:
+        """Make a ref of the remote a commit of the mirror, if it is still what was expected there (empty: it does not exist).
+
+        Raises:
+            GitError: The remote is away, lets us not write, or has another commit there by now.
+        """
+        argv = [
+            self.program, f"--git-dir={self.mirror}", "push", "--quiet", "--no-verify", "--recurse-submodules=no",
+            f"--force-with-lease={ref}:{expected}", "--end-of-options", url, f"{commit}:{ref}",
+        ]  # fmt: skip
+        self._run(argv, b"", self._environment(self._access(url)), FETCH_LIMIT_S)
+
     # -- how it is run ------------------------------------------------------------------------------------
 
     def _run(
