@@ -274,14 +274,42 @@ def _wide(case: Case) -> Iterator[Finding]:
 
 
 def _ngram(case: Case) -> Iterator[Finding]:
-    for key in ("eagle_topk", "num_steps"):
-        if key in case.speculative:
-            yield key, "has no effect with NGRAM: the engine replaces it (server_args.py)"
+    if "eagle_topk" in case.speculative:
+        yield (
+            "eagle_topk",
+            "has no effect with NGRAM: the engine replaces it by ngram_max_bfs_breadth (server_args.py)",
+        )
+    if "num_steps" in case.speculative and case.version < V0_5_23:
+        yield "num_steps", "has no effect with NGRAM before 0.5.23 (server_args.py)"
+    if "ngram_external_corpus_path" in case.speculative:
+        yield from _corpus(case)
     backend = case.args.get("attention-backend")
-    if (case.page or 1) > 1 and backend not in {None, "flashinfer"}:
+    wide = (case.number("ngram_max_bfs_breadth") or NGRAM_BREADTH) > 1
+    if wide and (case.page or 1) > 1 and backend not in {None, "flashinfer"}:
         yield (
             "algorithm",
             "NGRAM with page-size > 1 needs attention-backend flashinfer (server_args.py)",
+        )
+
+
+NGRAM_BREADTH: Final = 10
+NGRAM_TOKENS: Final = 12
+"""What NGRAM takes for ngram_max_bfs_breadth and num_draft_tokens where they are not written (before 0.5.10: the match window)."""
+
+
+def _corpus(case: Case) -> Iterator[Finding]:
+    most = (case.number("num_draft_tokens") or NGRAM_TOKENS) - 1
+    budget = case.number("ngram_external_sam_budget")
+    tokens = case.number("ngram_external_corpus_max_tokens")
+    if budget is None or not 1 <= budget <= most:
+        yield (
+            "ngram_external_sam_budget",
+            f"must be from 1 to num_draft_tokens - 1 = {most} with ngram_external_corpus_path (speculative_hook.py)",
+        )
+    if tokens is not None and tokens < 1:
+        yield (
+            "ngram_external_corpus_max_tokens",
+            "must be positive with ngram_external_corpus_path (speculative_hook.py)",
         )
 
 
@@ -497,6 +525,25 @@ def warnings(case: Case) -> list[Finding]:
             (
                 "speculative.draft_model_path",
                 "is not written: the draft is then looked for in the model itself (configs/model_config.py)",
+            )
+        )
+    if case.algorithm == "NGRAM" and "num_draft_tokens" not in case.speculative:
+        taken = "the match window" if case.version < V0_5_10 else str(NGRAM_TOKENS)
+        found.append(
+            (
+                "speculative.num_draft_tokens",
+                f"is not written: NGRAM takes {taken} (server_args.py)",
+            )
+        )
+    if (
+        case.algorithm == "NGRAM"
+        and case.version >= V0_5_23
+        and "num_steps" not in case.speculative
+    ):
+        found.append(
+            (
+                "speculative.num_steps",
+                "is not written: NGRAM takes num_draft_tokens // ngram_max_bfs_breadth (speculative_hook.py)",
             )
         )
     draft = case.speculative.get("draft_model_path")
