@@ -80,6 +80,8 @@ def _type_of(action: Any) -> str:
         return "str"
     if form in (int, float):
         return str(form.__name__)
+    if _takes(form, "true") is True and _takes(form, "false") is False:
+        return "true|false"
     number, word = _takes(form, "7"), _takes(form, "x-y")
     table, listed = _takes(form, '{"a": 1}'), _takes(form, "[1]")
     if isinstance(table, str) or (table is _takes and word is not _takes):

@@ -22,6 +22,10 @@ _SIZE = re.compile(r"\d+(?:\.\d+)?[kKmMgGtT]")
 _NUMBER = re.compile(r"-?\d+(?:\.\d*)?|-?\.\d+")
 
 
+TRUE_OR_FALSE = "true|false"
+"""The type of a flag that is followed by the word (llama_cpp.server), where others are a bare switch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Flag:
     """One option of an engine's parser, by its full name (`flag`, dashes included)."""
@@ -240,7 +244,7 @@ def check_args(book: Catalogue, args: Mapping[str, object], owned: Mapping[str, 
         place, value = f"args.{key}", args[key]
         entry = book.spellings.get(f"--{key}")
         if entry is None:
-            problems.append((place, unknown_flag(book, key)))
+            problems.append((place, _short_form(book, key, args, owned) or unknown_flag(book, key)))
             continue
         flag, negated = entry
         if flag.flag in owned:
@@ -263,6 +267,21 @@ def check_args(book: Catalogue, args: Mapping[str, object], owned: Mapping[str, 
         values[flag.flag] = (key, flag, value)
     ordered = tuple((flag, value) for _, (_, flag, value) in sorted(values.items()))
     return Checked(ordered, tuple(problems), tuple(warnings))
+
+
+def _short_form(
+    book: Catalogue, key: str, args: Mapping[str, object], owned: Mapping[str, str]
+) -> str | None:
+    """Say which flag a short form (`-tp`) stands for, and whether that one is given as well."""
+    flag, _ = book.spellings.get(f"-{key}", (None, False))
+    if flag is None:
+        return None
+    if flag.flag in owned:
+        return f"is decided by {owned[flag.flag]}"
+    twice = next((n[2:] for n in (flag.flag, *flag.aliases) if n[2:] in args), None)
+    if twice is not None:
+        return f"is given twice: `{twice}` is the same flag"
+    return f"is a short form; write `{flag.flag[2:]}`"
 
 
 def unknown_flag(book: Catalogue, key: str) -> str:
@@ -295,7 +314,7 @@ def wrong_value(flag: Flag, value: object) -> str | None:
             return "has no form that turns it off: leave it out instead"
         return None
     if isinstance(value, bool):
-        if flag.nargs == "?" and value:
+        if (flag.nargs == "?" and value) or flag.type == TRUE_OR_FALSE:
             return None
         return "takes a value, not true or false"
     if value is None:
@@ -363,6 +382,7 @@ def _is_float(text: str) -> bool:
 _FORMS: dict[str, tuple[str, Callable[[str], bool]]] = {
     "int": ("a whole number", _is_int),
     "float": ("a number", _is_float),
+    TRUE_OR_FALSE: ("true or false", lambda text: text in {"true", "false"}),
     "int(k/M/G suffix)": (
         "a whole number, or one with k, M or G",
         lambda text: _is_int(text) or _SIZE.fullmatch(text) is not None,
@@ -391,6 +411,8 @@ def compact_json(value: object) -> str:
 
 def words(flag: Flag, value: object) -> tuple[str, ...]:
     """Write a flag whose value passed `wrong_value`, by its full name."""
+    if isinstance(value, bool) and flag.type == TRUE_OR_FALSE:
+        return (flag.flag, "true" if value else "false")
     if isinstance(value, bool):
         return (flag.flag,) if value else (flag.off or flag.flag,)
     if flag.json:
@@ -510,6 +532,8 @@ def typed(flag: Flag, text: str) -> object:
     """Return a value as its flag's type has it; text that does not fit stays text."""
     if flag.json:
         return _json_or_text([text])
+    if flag.type == TRUE_OR_FALSE and text in {"true", "false"}:
+        return text == "true"
     if flag.type.startswith("int") and _is_int(text):
         return int(text)
     if flag.type == "float" and _is_float(text):

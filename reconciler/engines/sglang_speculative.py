@@ -497,6 +497,22 @@ def _hybrid(case: Case) -> list[Finding]:
     return found
 
 
+def _ngram_unwritten(case: Case) -> Iterator[Finding]:
+    if case.algorithm != "NGRAM":
+        return
+    if "num_draft_tokens" not in case.speculative:
+        taken = "the match window" if case.version < V0_5_10 else str(NGRAM_TOKENS)
+        yield (
+            "speculative.num_draft_tokens",
+            f"is not written: NGRAM takes {taken} (server_args.py)",
+        )
+    if "num_steps" not in case.speculative and case.version >= V0_5_23:
+        yield (
+            "speculative.num_steps",
+            "is not written: NGRAM takes num_draft_tokens // ngram_max_bfs_breadth (speculative_hook.py)",
+        )
+
+
 def warnings(case: Case) -> list[Finding]:
     """Say what the engine will do besides, or leave to luck."""
     found: list[Finding] = []
@@ -527,25 +543,7 @@ def warnings(case: Case) -> list[Finding]:
                 "is not written: the draft is then looked for in the model itself (configs/model_config.py)",
             )
         )
-    if case.algorithm == "NGRAM" and "num_draft_tokens" not in case.speculative:
-        taken = "the match window" if case.version < V0_5_10 else str(NGRAM_TOKENS)
-        found.append(
-            (
-                "speculative.num_draft_tokens",
-                f"is not written: NGRAM takes {taken} (server_args.py)",
-            )
-        )
-    if (
-        case.algorithm == "NGRAM"
-        and case.version >= V0_5_23
-        and "num_steps" not in case.speculative
-    ):
-        found.append(
-            (
-                "speculative.num_steps",
-                "is not written: NGRAM takes num_draft_tokens // ngram_max_bfs_breadth (speculative_hook.py)",
-            )
-        )
+    found += _ngram_unwritten(case)
     draft = case.speculative.get("draft_model_path")
     pinned = (
         draft is None or str(draft).startswith("/") or "draft_model_revision" in case.speculative

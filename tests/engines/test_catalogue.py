@@ -6,9 +6,11 @@ import argparse
 import json
 
 import pytest
+from engine_servers import validated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reconciler.engines import sglang, vllm
 from reconciler.engines.catalogue import (
     Catalogue,
     Flag,
@@ -325,3 +327,64 @@ def test_dotted_json_is_read_as_far_as_it_goes() -> None:
         VLLM, ["--kv-transfer-config", "[1]", "--kv-transfer-config.a.b", "1"], underscores=True
     )
     assert read.values == {"--kv-transfer-config": [1]}
+
+
+def test_a_switch_that_takes_the_word_is_judged_written_and_read() -> None:
+    """llama_cpp.server's switches are followed by true or false: no bare form, no other word."""
+    row = {"flag": "--use_mmap", "aliases": [], "action": "Store", "type": "true|false", "choices": None, "nargs": None, "deprecated": False}  # fmt: skip
+    book = read_catalogue(json.dumps({"engine": "e", "version": "1", "flags": [row]}).encode())
+    flag = book.flags["--use_mmap"]
+    assert wrong_value(flag, value=False) is None
+    assert wrong_value(flag, "maybe") == "takes true or false"
+    assert words(flag, value=False) == ("--use_mmap", "false")
+    assert read_words(book, ["--use_mmap", "false"]).values == {"--use_mmap": False}
+
+
+@pytest.mark.parametrize(
+    ("engine", "args", "place", "words_of"),
+    [
+        ("vllm", {"tp": 2}, "args.tp", "is decided by `tp_size`"),
+        ("vllm", {"cc": {"mode": 0}, "compilation-config": {"mode": 3}}, "args.cc", "given twice: `compilation-config`"),
+        ("vllm", {"cc": {"mode": 0}}, "args.cc", "short form; write `compilation-config`"),
+        ("vllm", {"max-num-seqs": 1, "max_num_seqs": 2}, "args.max_num_seqs", "written with dashes"),
+        ("vllm", {"enable-prefix-caching": True, "no-enable-prefix-caching": True}, "args.no-enable-prefix-caching", "given twice"),
+        ("vllm", {"speculative-config": {"method": "ngram"}}, "args.speculative-config", "is decided by `speculative`"),
+        ("vllm", {"spec-tokens": 3}, "args.spec-tokens", "is decided by `speculative`"),
+        ("sglang", {"tensor-parallel-size": 2}, "args.tensor-parallel-size", "is decided by `tp_size`"),
+        ("sglang", {"tp-size": 2}, "args.tp-size", "is decided by `tp_size`"),
+        ("sglang", {"speculative-num-draft-tokens": 4}, "args.speculative-num-draft-tokens", "is decided by `speculative`"),
+        ("sglang", {"speculative-draft-model-path": "/d"}, "args.speculative-draft-model-path", "is decided by `speculative`"),
+        ("sglang", {"model": "/m"}, "args.model", "is decided by `model`"),
+    ],
+)  # fmt: skip
+def test_a_flag_given_twice_is_found_by_whatever_name(
+    engine: str, args: dict[str, object], place: str, words_of: str
+) -> None:
+    """Through an alias, a negation, another spelling, a glued value, or a field of the spec that decides it."""
+    member = {"vllm": vllm, "sglang": sglang}[engine]
+    plain = {
+        "name": "s", "host": "h", "gpus": [0], "engine": {"name": engine, "version": versions(engine)[-1]},
+        "runtime": {"python": "/p"}, "model": "/m", "listen": {"port": 1}, "args": args,
+    }  # fmt: skip
+    found = dict(member.problems(validated(plain, member)))
+    assert words_of in found[place]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_every_other_name_of_every_flag_is_given_twice_beside_the_first(engine: str) -> None:
+    """No alias and no negation in any catalogue evades it."""
+    for version in versions(engine):
+        book = catalogue(engine, version)
+        for flag in book.flags.values():
+            for other in (*flag.aliases, *flag.negations):
+                if other.startswith("--"):
+                    value = fitting(flag)
+                    found = check_args(book, {flag.flag[2:]: value, other[2:]: value}, {}).problems
+                    assert [text for _, text in found if "is given twice" in text], (flag, other)
+
+
+def fitting(flag: Flag) -> object:
+    """Give a value that the flag takes."""
+    choices = [c for c in flag.choices or () if c is not None]
+    one: object = choices[0] if choices else {} if flag.json and "str" not in flag.type else "1"
+    return True if flag.bare else [one] if flag.many else one
