@@ -419,24 +419,33 @@ def _cards(draft: _Draft, found: Stranger, live: LiveHost) -> None:
 
 def _environment(draft: _Draft, found: Stranger) -> None:
     env: dict[str, str] = {}
+    hidden = {name: path for path, name, value in found.file_variables if value is None}
     for name, value in sorted(found.environment.items()):
         if name == "CUDA_VISIBLE_DEVICES":
             continue
-        if is_secret(name, value):
+        if is_secret(name, value) or name in hidden:
             if name == "VLLM_API_KEY":
                 continue  # `listen.api_key` says it.
-            place = draft.secret(name, f"{name} of the unit's environment")
+            place = draft.secret(name, f"{name} of {hidden.get(name, 'the unit')}'s environment")
             draft.fields.setdefault("secrets", {})[name] = place
         else:
             env[name] = value
     if env:
         draft.fields["env"] = env
-    for path in found.environment_files or [
-        v.removeprefix("-") for v in found.values("EnvironmentFile")
-    ]:
+    for path in dict.fromkeys(p for p, _, _ in found.file_variables):
+        names = ", ".join(n for p, n, _ in found.file_variables if p == path)
+        draft.note("env", f"from {path}, which is not read any more: {names}")
+    unread = found.unseen_variables or (
+        ()
+        if found.environment_files
+        else tuple(
+            (v.removeprefix("-"), "it was not read") for v in found.values("EnvironmentFile")
+        )
+    )
+    for path, why in unread:
         draft.lost(
             f"EnvironmentFile={path}",
-            "its variables cannot be seen from here: write each under `env`, or under `secrets` with a file of its own",
+            f"{why}: write what it sets under `env`, or under `secrets` with a file of its own",
         )
 
 

@@ -192,6 +192,8 @@ def _by_environment(
     runs = found.runs_with.value
     for name in ("CUDA_VISIBLE_DEVICES", *sorted(server.env)):
         wanted, given = unit.get(name), runs.get(name)
+        if name == "CUDA_VISIBLE_DEVICES" and not str(given).startswith(("GPU-", "MIG-")):
+            continue  # A unit that was taken over named its cards by number; the take-over has compared them.
         if wanted is not None and name in runs and given != wanted:
             row = Divergence(f"env.{name}", shown(wanted), shown(given), "its environment")
             other.append(row)

@@ -40,6 +40,10 @@ class Process:
     uid: int | None
 
 
+HIDDEN = "(secret)"
+"""Stands for a value that the helper does not answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stranger:
     """A unit as it was found, taken apart. `None` is what could not be read."""
@@ -52,6 +56,10 @@ class Stranger:
     loaded_why: str
     environment: Mapping[str, str]
     environment_files: tuple[str, ...]
+    file_variables: tuple[tuple[str, str, str | None], ...]
+    """What those files set: file, name, and value; a secret has none."""
+    unseen_variables: tuple[tuple[str, str], ...]
+    """What of those files is not known, and why."""
     user: str
     entries: tuple[tuple[str, str, str, str], ...]
     """(section, key, value, file) of what counts, in order: later files over earlier ones."""
@@ -75,6 +83,7 @@ def stranger_of(live: LiveHost, name: str) -> Stranger:
     raw = (live.raw.get("servers") or {}).get(name) or {}
     command = (raw.get("command") or {}).get("known") or {}
     unit = found.unit.value if isinstance(found.unit, Known) else None
+    variables, unseen = _file_variables(raw.get("environment_files"), command)
     rows = tuple(
         Process(int(p["pid"]), tuple(str(w) for w in p.get("argv") or ()), p.get("uid"))
         for p in found.context.get("processes") or ()
@@ -105,8 +114,14 @@ def stranger_of(live: LiveHost, name: str) -> Stranger:
         processes=rows,
         loaded=None if loaded is None else tuple(loaded),
         loaded_why="" if loaded is not None else why,
-        environment=dict(pair.partition("=")[::2] for pair in environment),
+        # As systemd does: a file has the last word.
+        environment={
+            **dict(pair.partition("=")[::2] for pair in environment),
+            **{n: HIDDEN if value is None else value for _, n, value in variables},
+        },
         environment_files=tuple(str(f) for f in command.get("environment_files") or ()),
+        file_variables=variables,
+        unseen_variables=unseen,
         user=str(command.get("user") or ""),
         entries=entries,
         broken=broken,
@@ -116,6 +131,29 @@ def stranger_of(live: LiveHost, name: str) -> Stranger:
         held=_held(live, found, rows),
         addresses=_addresses(found),
     )
+
+
+def _file_variables(
+    reading: Any, command: Mapping[str, Any]
+) -> tuple[tuple[tuple[str, str, str | None], ...], tuple[tuple[str, str], ...]]:
+    """Take apart what was read of environment files. What was not read is not known."""
+    known = reading.get("known") if isinstance(reading, Mapping) else None
+    paths = [str(f) for f in command.get("environment_files") or ()]
+    if not isinstance(known, list):
+        why = str((reading or {}).get("unknown") or "it was not read")
+        return (), tuple((path, why) for path in paths)
+    variables = tuple(
+        (str(file["path"]), str(v["name"]), None if v["value"] is None else str(v["value"]))
+        for file in known
+        for v in file["variables"]
+    )
+    unseen = [(str(f["path"]), str(odd)) for f in known for odd in f["odd"]]
+    unseen += [
+        (str(f["path"]), f"{name} is not what the process was started with: the file was edited")
+        for f in known
+        for name in f["changed"]
+    ]
+    return variables, tuple(unseen)
 
 
 def entries_of(
@@ -186,8 +224,8 @@ def _differences(server: Server, engine: Engine, target: Target, found: Stranger
         if f"drop-in:{path.rpartition('/')[2]}" in server.drift_ignore:
             continue
         yield f"{path} changes the unit: remove it (the spec has what it says, or a line on what it has not), and reload systemd"
-    for path in found.environment_files:
-        yield f"{path} sets variables that cannot be seen"
+    for path, why in found.unseen_variables:
+        yield f"{path} sets variables that cannot be seen: {why}"
     # A script shows its interpreter in front; what it was started as is what the unit says.
     argv = found.loaded or found.main.argv
     if not engine.recognises(argv):

@@ -31,6 +31,7 @@ PARTS = (
     "host",
     "records",
     "protocol",
+    "environments",
     "observe",
     "quarantine",
     "guard",

@@ -14,6 +14,7 @@ import os
 import re
 from typing import Any, Dict, List, Optional
 
+from reconciler.helper.environments import environment_files_of
 from reconciler.helper.machine import Machine, Reading, Refused
 from reconciler.helper.records import (
     GPU_ID,
@@ -143,6 +144,8 @@ def observe_server(machine: Machine, asked: Dict[str, Any]) -> Dict[str, Any]:
         "records": reading_of(lambda: records_of(machine, server, name)),
         "history": reading_of(lambda: history_of(machine, server)[-20:]),
     }
+    if (found["command"].get("known") or {}).get("environment_files"):
+        found["environment_files"] = environment_files_of(machine, found["command"], props)
     asks = asked.get("ask") or []
     if asks and props.get("ActiveState") == "active":
         found["told"] = told_by(machine, asks)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from reconciler.helper.environments import environment_pairs
 from reconciler.lab.world import (
     KILL,
     OPENS_GPU_AFTER_S,
@@ -452,7 +453,9 @@ class Systemd:
         process.uid, process.gid = user["uid"], user["gid"]
         process.groups = [*user["groups"], *config.groups]
         process.argv = argv
-        process.environment = config.environment
+        files = (host.files.data.get(path, b"") for path in config.environment_files)
+        pairs = (pair for data in files for pair in environment_pairs(data)[0].items())
+        process.environment = (*config.environment, *(f"{name}={value}" for name, value in pairs))
         process.exe = argv[0]
         process.comm = argv[0].rsplit("/", 1)[-1][:15]
         process.unit, process.invocation = unit.name, unit.invocation

@@ -207,7 +207,7 @@ def test_no_secret_of_a_hand_made_unit_is_ever_written_or_shown() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("EnvironmentFile=-/etc/default/llm", "EnvironmentFile=/etc/default/llm"),
+        ("EnvironmentFile=/etc/default/gone", "EnvironmentFile=/etc/default/gone"),
         ("ExecStartPre=/bin/sh -c 'fuser -k /dev/nvidia*'", "ExecStartPre="),
         ("ExecStartPost=/bin/curl http://127.0.0.1", "ExecStartPost="),
         ("ExecStop=/bin/kill $MAINPID", "ExecStop="),
@@ -227,6 +227,66 @@ def test_every_line_that_no_spec_can_say_is_listed(line: str, said: str) -> None
     assert said in lost(adoption)
     assert said in text
     assert "hunter2" not in text
+
+
+DEFAULTS = b"""# by hand
+NCCL_DEBUG=INFO
+TOKENIZERS_PARALLELISM="false"
+HF_TOKEN=hf_abcdefghijklmnopqrstuv
+DB_PASS=hunter2
+"""
+
+
+class FilesStage(Stage):
+    """A unit that reads its variables from a file."""
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        super().__init__(PLAIN)
+        self.host.host.files.put("/etc/default/llm", content)
+        self.host.host.files.put(PLACE, f"{PLAIN}EnvironmentFile=-/etc/default/llm\n".encode())
+        self.host.systemd.stop(UNIT)
+        self.world.advance(20)
+        self.host.systemd.reload()
+        self.host.systemd.start(UNIT)
+        self.world.advance(20)
+
+
+def test_what_an_environment_file_sets_is_mapped_and_its_secrets_get_files() -> None:
+    """Plain values become `env`, secrets a file to fill; nothing that runs changes, and no secret leaves the host."""
+    stage = FilesStage(DEFAULTS)
+    adoption, text = stage.draft()
+    assert adoption.document["env"] == {"NCCL_DEBUG": "INFO", "TOKENIZERS_PARALLELISM": "false"}
+    assert set(adoption.document["secrets"]) == {"DB_PASS", "HF_TOKEN"}
+    assert "from /etc/default/llm, which is not read any more" in text
+    assert not any(secret in f"{text}{as_document(adoption, text)}" for secret in SECRETS)
+    assert (adoption.problems, adoption.differs, lost(adoption)) == ((), (), "")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'A=1\nB="x\\"y"\n', "the value of B has quotes or backslashes inside"),
+        (b"A=1\nexport B=2\n", "line 2 is no assignment"),
+        (b"A=\xff\n", "it is not UTF-8"),
+    ],
+)
+def test_a_line_that_is_not_understood_is_named_and_stands_in_the_way(
+    content: bytes, said: str
+) -> None:
+    """Half a value is never taken for the whole: a person writes what it sets."""
+    adoption, text = FilesStage(content).draft()
+    assert said in lost(adoption)
+    assert said in text
+    assert any(said in d for d in adoption.differs)
+
+
+def test_a_file_that_was_edited_since_the_start_is_no_account_of_what_runs() -> None:
+    """The process is asked as well: what it was started with counts."""
+    stage = FilesStage(b"NCCL_DEBUG=INFO\n")
+    stage.host.host.files.put("/etc/default/llm", b"NCCL_DEBUG=WARN\n")
+    adoption, _ = stage.draft()
+    assert any("NCCL_DEBUG is not what the process was started with" in d for d in adoption.differs)
 
 
 def test_a_drop_in_counts_and_stands_in_the_way_of_a_take_over() -> None:
