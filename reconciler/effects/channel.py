@@ -35,7 +35,7 @@ _BEGIN = re.compile(rb"@@reconciler-begin ([0-9a-f]{32}) ([0-9]{1,8})\n")
 
 MUTATING = frozenset(
     {"claim", "learn", "record", "disarm", "stop", "signal", "install", "remove", "start", "deadline", "commit", "settle",
-     "quarantine", "set-aside", "note-release", "relearn", "restart-container", "reset-gpu"}
+     "quarantine", "retire", "set-aside", "note-release", "relearn", "restart-container", "reset-gpu"}
 )  # fmt: skip
 
 
