@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from reconciler.core.conditions import Outcome, Reason
@@ -349,6 +349,10 @@ class Acted:
 
     now: float
     data: Mapping[str, object]
+
+
+LEASE_UNWRITTEN: Final = "LeaseUnwritten"
+"""The reason of a `Turned` for a claim that the host would grant and could not write: its disk is full, say."""
 
 
 @dataclass(frozen=True, slots=True)

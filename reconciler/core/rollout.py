@@ -22,6 +22,7 @@ from dataclasses import replace
 from reconciler.core.attempt import BARE, ORDER, Attempt, Failure, Leg, Member, Phase, Wedge
 from reconciler.core.conditions import Outcome, Reason
 from reconciler.core.effect import (
+    LEASE_UNWRITTEN,
     Acted,
     Began,
     Claim,
@@ -89,8 +90,8 @@ def step(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
             return _advance(replace(state, asked=False).with_member(fence=None), Waited(reply.now))
         case Turned(reason="OtherBoot"):
             return _rebooted(state, reply.now)
-        case Turned(reason="LeaseHeld"):
-            return _taken(state, reply.message)
+        case Turned(reason="LeaseHeld" | "LeaseUnwritten"):
+            return _ungranted(state, reply)
         case Turned(reason=reason) if reason in FINE and state.tries < BUSY_TRIES:
             return replace(state, tries=state.tries + 1, asked=False), Wait(0.5, reply.message)
         case Claimed():
@@ -250,6 +251,17 @@ def _taken(state: Attempt, message: str) -> tuple[Attempt, Effect]:
         (m.server, Outcome.REFUSED, Reason.LEASE_HELD, message, _revision(m)) for m in state.members
     )
     return replace(state, phase=Phase.FINISHED), Done(results)
+
+
+def _ungranted(state: Attempt, reply: Turned) -> tuple[Attempt, Effect]:
+    """No lease: somebody has it, or the host cannot keep one. Then refuse where nothing was done yet, else hope as for an answer."""
+    if reply.reason != LEASE_UNWRITTEN:
+        return _taken(state, reply.message)
+    what = f"{state.host} cannot keep the lease: {reply.message}"
+    if state.phase is Phase.ACQUIRE:
+        sentence = f"{what}; nothing was changed. Mend that on the host, then run again"
+        return _failed(Fail(state, Reason.PREFLIGHT, sentence), reply)
+    return _unreachable(state, Unreachable(reply.now, what))
 
 
 # -- replies that are no answer -------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from reconciler.core import checks
 from reconciler.core.attempt import BARE, Attempt, Member, Phase, dump
 from reconciler.core.desired import Target
 from reconciler.core.effect import (
+    LEASE_UNWRITTEN,
     Acted,
     CheckFlags,
     Claim,
@@ -183,6 +184,8 @@ class Performer:
         )
         now = self.ports.clock.now()
         self._heard(answer, now)
+        if answer.outcome == "failed":
+            return Turned(now, LEASE_UNWRITTEN, answer.message, answer.data)
         if answer.outcome != "done":
             return Turned(now, answer.reason or "Failed", answer.message, answer.data)
         given = answer.data["fence"]

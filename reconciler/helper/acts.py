@@ -76,6 +76,7 @@ from reconciler.helper.records import (
     drop_in_path,
     encoded,
     flag_path,
+    io_words,
     known_value,
     lease_path,
     living_lease,
@@ -127,7 +128,7 @@ def answer(request: Dict[str, Any], machine: Machine, program: Optional[str]) ->
     except Refused as refused:
         return refusal(request, machine, refused)
     except OSError as error:
-        return reply(request, machine, "failed", {}, ("OSError", str(error)))
+        return reply(request, machine, "failed", {}, ("OSError", io_words(error)))
     return reply(request, machine, "done", data)
 
 

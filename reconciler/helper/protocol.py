@@ -20,6 +20,7 @@ from reconciler.helper.records import (
     Changes,
     decoded,
     encoded,
+    io_words,
     lease_path,
     matching,
     number_of,
@@ -145,7 +146,7 @@ def mutate(request: Dict[str, Any], machine: Machine, verb: Verb, kind: str) -> 
     except Refused as refused:
         return refusal(request, machine, refused)
     except OSError as error:
-        return reply(request, machine, "failed", {}, ("OSError", str(error)))
+        return reply(request, machine, "failed", {}, ("OSError", io_words(error)))
 
 
 def renewed(request: Dict[str, Any], act: Act, verb: Verb) -> Dict[str, Any]:
@@ -226,7 +227,7 @@ def carry_out(
         answer = refusal(request, machine, refused)
         stuck = changes.put_back()
     except OSError as error:
-        answer = reply(request, machine, "failed", {}, ("OSError", str(error)))
+        answer = reply(request, machine, "failed", {}, ("OSError", io_words(error)))
         stuck = changes.put_back()
     except Exception as error:  # A bug of ours must not leave half a change behind either.
         answer = reply(request, machine, "failed", {}, ("Bug", f"{type(error).__name__}: {error}"))
@@ -251,7 +252,7 @@ def carry_out(
         )
     except OSError as error:
         # The act is done or undone already; without this line the journal says "begun": unknown.
-        answer["message"] += f" (journal not written: {error})"
+        answer["message"] += f" (journal not written: {io_words(error)})"
     return answer
 
 
@@ -329,7 +330,8 @@ def store_answer(machine: Machine, nonce: str, answer: Dict[str, Any]) -> None:
             machine.remove(f"{folder}/{name}")
     except OSError as error:
         # The act itself stands. Losing the copy costs the sender one observation.
-        answer["message"] += f" (answer not kept: {error})"
+        if answer["outcome"] == "done":
+            answer["message"] += f" (answer not kept: {io_words(error)})"
 
 
 def replayed(request: Dict[str, Any], stored: Dict[str, Any]) -> Dict[str, Any]:

@@ -7,6 +7,7 @@ only, no OS call but through `Machine`.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -41,6 +42,25 @@ TEXT_CAP = 512 * 1024  # A unit is some kilobytes; this only bounds what a mista
 
 
 # -- arguments ---------------------------------------------------------------------------------------
+
+
+IO_WORDS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "access is refused",
+    errno.EPERM: "access is refused",
+    errno.EIO: "the disk has an error",
+    errno.EMFILE: "too many files are open",
+    errno.ENOTDIR: "a part of its path is not a directory",
+    errno.EISDIR: "is a directory",
+}
+
+
+def io_words(error: OSError) -> str:
+    """Say what a file system refused, and for which file, without the number of the error."""
+    words = IO_WORDS.get(error.errno or 0) or str(error.strerror or error)
+    return f"{error.filename}: {words}" if error.filename else words
 
 
 def bad(message: str) -> Refused:
@@ -351,13 +371,13 @@ class Changes:
             try:
                 undo()
             except OSError as error:
-                stuck.append(str(error))
+                stuck.append(io_words(error))
         self._undo = []
         if self._reloaded:
             try:
                 self.machine.reload()
             except OSError as error:
-                stuck.append(f"daemon-reload: {error}")
+                stuck.append(f"daemon-reload: {io_words(error)}")
         return stuck
 
 
@@ -370,6 +390,7 @@ __all__ = [
     "claim_path",
     "drop_in_path",
     "flag_path",
+    "io_words",
     "known_value",
     "lease_path",
     "living_lease",

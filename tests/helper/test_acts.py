@@ -415,7 +415,7 @@ class TestInstall:
         running.host.host.files.full.append("/run/systemd")
         answer = running.ask("install", **running.install_args("other"))
         assert answer["outcome"] == "failed"
-        assert "No space" in answer["message"]
+        assert "the disk is full" in answer["message"]
         running.host.host.files.full.clear()
         assert files_of(running) == before
 
