@@ -12,8 +12,10 @@ import dataclasses
 import enum
 import importlib
 import importlib.metadata
+import inspect
 import json
 import os
+import re
 import sys
 import typing
 from typing import Any
@@ -37,6 +39,9 @@ def _vllm() -> Any:
     platform = importlib.import_module("vllm.platforms").current_platform
     if not platform.device_type:
         platform.device_type = "cuda"
+    served = _old_vllm()
+    if served is not None:
+        return served
     make = None
     for place in ("vllm.entrypoints.openai.cli_args", "vllm.entrypoints.common.cli_args"):
         try:
@@ -53,6 +58,17 @@ def _vllm() -> Any:
         except (ImportError, AttributeError):
             continue
     return make(argparse.ArgumentParser())
+
+
+def _old_vllm() -> Any:
+    """Give the parser of `vllm serve` as versions made it that put the model and --config in place there."""
+    try:
+        cli = importlib.import_module("vllm.entrypoints.cli.serve")
+        if "--config" not in inspect.getsource(cli):
+            return None
+    except (ImportError, OSError):
+        return None
+    return cli.ServeSubcommand().subparser_init(argparse.ArgumentParser().add_subparsers())
 
 
 def _llamacpp() -> Any:
@@ -80,9 +96,9 @@ def _type_of(action: Any) -> str:
         return "str"
     if form in (int, float):
         return str(form.__name__)
-    if _takes(form, "true") is True and _takes(form, "false") is False:
-        return "true|false"
     number, word = _takes(form, "7"), _takes(form, "x-y")
+    if _takes(form, "true") is True and _takes(form, "{}") is _takes:
+        return "true|false"
     table, listed = _takes(form, '{"a": 1}'), _takes(form, "[1]")
     if isinstance(table, str) or (table is _takes and word is not _takes):
         return "str"
@@ -135,6 +151,9 @@ def _plain(value: Any) -> Any:
         return {"$object": type(value).__name__}
 
 
+_CALLED_DEPRECATED = re.compile(
+    r"\W*deprecated\b|.*(?:\bis|\[|\() ?deprecated\b", re.IGNORECASE | re.DOTALL
+)
 _NO_GROUP = {"options", "optional arguments", "positional arguments"}
 
 
@@ -156,7 +175,7 @@ def _row(action: Any, group: str | None) -> dict[str, Any]:
         "required": bool(action.required),
         "deprecated": bool(getattr(action, "deprecated", False))
         or "deprecated" in kind.lower()
-        or (shown and "deprecated" in str(action.help).lower()[:60]),
+        or (shown and bool(_CALLED_DEPRECATED.match(str(action.help)[:80]))),
         "hidden": action.help is argparse.SUPPRESS,
         "group": None if group in _NO_GROUP else group,
     }
@@ -195,7 +214,15 @@ def _speculative() -> list[dict[str, Any]]:
             c for p in parts if typing.get_origin(p) is typing.Literal for c in typing.get_args(p)
         ]
         internal = not item.init or item.name.startswith(
-            ("target_", "draft_model_config", "draft_parallel_config", "draft_load_config", "_")
+            (
+                "target_",
+                "draft_model_config",
+                "draft_parallel_config",
+                "draft_load_config",
+                "_",
+                "enable_chunked_prefill",
+                "disable_log_stats",  # The engine's own, to 0.10.
+            )
         )
         default: Any = item.default
         if type(default).__name__ == "FieldInfo":  # Pydantic's own way to write one.
@@ -224,6 +251,10 @@ def main(engine: str) -> None:
             action.option_strings = [*action.option_strings, name]
     groups = {id(a): g.title for g in parser._action_groups for a in g._group_actions}  # noqa: SLF001  (argparse has no other way)
     rows = [_row(a, groups.get(id(a))) for a in parser._actions if a.dest != "help"]  # noqa: SLF001
+    # Before Python 3.13 argparse has no such fact, and vLLM keeps it here.
+    gone = {a.dest for a in getattr(parser, "_deprecated", ())}
+    for row in rows:
+        row["deprecated"] = row["deprecated"] or row["dest"] in gone
     found = {
         "engine": engine,
         "version": importlib.metadata.version(PACKAGES[engine]),

@@ -13,7 +13,9 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-NAMES = frozenset({"sgl_kernel", "orjson", "IPython", "pybase64", "sentencepiece"})
+NAMES = frozenset(
+    {"sgl_kernel", "orjson", "IPython", "pybase64", "sentencepiece", "gguf", "torchvision"}
+)
 
 
 class Meta(abc.ABCMeta):
