@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from lab_engine import hold_command
-from live_controller import GPU_MIB, Controller, HostView
+from live_controller import GPU_MIB, PORT, Controller, HostView
 from ruamel.yaml import YAML
 
 pytestmark = pytest.mark.lab
@@ -21,17 +23,43 @@ RUNS = [
 
 def command(speed: int, most: int) -> list[str]:
     """Give the stand-in's command with a speed of one stream and of all."""
-    options = ("--model", "one", "--load", "0.1", "--speed", str(speed), "--max-speed", str(most))
+    options = (
+        "--model",
+        "one",
+        "--load",
+        "0.1",
+        "--speed",
+        str(speed),
+        "--max-speed",
+        str(most),
+        "--host",
+        "127.0.0.1",
+    )
     return hold_command(*options, gpus=(0,), mib=GPU_MIB)
+
+
+def measured_directly(rounds: Sequence[Mapping[str, Any]]) -> bool:
+    """Say whether there are rounds, and all were measured where the server is."""
+    return bool(rounds) and {r["fingerprint"]["measured"] for r in rounds} == {"directly"}
 
 
 def test_a_sweep_ends_in_a_commit_and_the_applied_server_is_back(
     controller: Controller, view: HostView
 ) -> None:
-    """The faster command wins, the slower one is told; a branch has the winner, the host what was applied before."""
-    controller.commit("one", gate=False, engine={"name": "custom", "command": command(100, 300)})
-    controller.set(gate={"quality": "off", "runs": RUNS})
+    """The faster command wins, the slower one is told; a branch has the winner, the host what was applied before.
+
+    The server listens on the host's loopback alone and the gate is measured from there: no round went through a tunnel.
+    """
+    loopback = {"address": "127.0.0.1", "port": PORT}
+    engine = {"name": "custom", "command": command(100, 300)}
+    gate = {"quality": "off", "runs": RUNS, "from": "host"}
+    controller.commit("one", engine=engine, listen=loopback, gate=gate)
     assert controller.apply().ended == (0, "Applied", "")
+    measured = controller.run(
+        "bench", "llm", "--from", "host", "--concurrency", "1", "--requests", "3", "--max-tokens", "72", "--output", "json"
+    )  # fmt: skip
+    assert measured.code == 0, measured.err
+    assert measured_directly(measured.json()["results"])
     applied = view.record("applied")["revision"]
     fast, slow = json.dumps(command(160, 480)), json.dumps(command(60, 150))
     done = controller.run(
@@ -45,8 +73,10 @@ def test_a_sweep_ends_in_a_commit_and_the_applied_server_is_back(
     assert list(states.values()) == ["measured", "dominated", "measured", "measured"]
     by_label = [p["single_tps"] for p in found["points"]]
     assert by_label == pytest.approx([100, 60, 160, 100], rel=0.05)
+    assert all(measured_directly(p["results"]) for p in found["points"])
     assert found["restored"]
-    view.serves("one")
+    assert view.holders() == {view.pid(): GPU_MIB}
+    assert view.left() == []
     assert view.record("applied")["revision"] == applied
     assert controller.apply().ended == (0, "InSync", "")
     controller.git("checkout", "--quiet", "tune/llm")
