@@ -123,7 +123,8 @@ def load_fleet(
 def _no_collections() -> Iterator[None]:
     """Keep the cycle collector from walking a growing million of nodes again and again (a third of the time).
 
-    Nothing here makes cycles; what is no longer needed goes by its count.
+    Nothing here makes cycles; what is no longer needed goes by its count. What is left at the end is handed to the oldest generation
+    unwalked: freezing and thawing does no more than that.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -131,6 +132,8 @@ def _no_collections() -> Iterator[None]:
         yield
     finally:
         if was_on:
+            gc.freeze()
+            gc.unfreeze()
             gc.enable()
 
 
