@@ -74,6 +74,7 @@ def _guidellm(told: Mapping[str, Any]) -> Figures:
         sent=_count(totals, "total"),
         completed=_count(totals, "successful"),
         failed=_count(totals, "errored"),
+        duration_s=_number(run, "duration"),
         ttft=_ms(ttft, "median"),
     )
 
@@ -81,10 +82,12 @@ def _guidellm(told: Mapping[str, Any]) -> Figures:
 def _aiperf(told: Mapping[str, Any]) -> Figures:
     """`aiperf`: first and last content agree; tokens are its own tokenizer's, so no speed is taken over."""
     completed = _count(_inner(told, "request_count"), "avg")
+    if told.get("was_cancelled") is True or told.get("is_complete") is False:
+        completed = None  # It was ended early, and counts what it had.
     errors = _count(_inner(told, "error_request_count"), "avg")  # Left out when there were none.
     return Figures(
         completed=completed,
-        failed=0 if completed is not None and errors is None else errors,
+        failed=errors or 0 if completed is not None else None,
         duration_s=_number(_inner(told, "benchmark_duration"), "avg"),
         ttft=_ms(_inner(told, "time_to_first_token"), "p50"),
         e2e=_ms(_inner(told, "request_latency"), "p50"),

@@ -24,6 +24,12 @@ from reconciler.core.measurement import RunResult
 KILL_AFTER_S = 3.0
 """Between the polite end and the other one. A tool's services do not listen to their parent's death."""
 
+RESULT_FILES = {
+    "aiperf": "profile_export_aiperf.json",
+    "inference-perf": "summary_lifecycle_metrics.json",
+}
+"""What tools call their result that want a folder and not a file to write to."""
+
 _POLL_S = 0.2
 _TAIL_BYTES = 400
 
@@ -32,7 +38,8 @@ _TAIL_BYTES = 400
 class Runner:
     """A command of the operator's. Words in braces are filled in: url, model, concurrency, requests, max_tokens, output.
 
-    `output` is a file in a fresh folder; where the command does not mention it, standard output is read. Environment
+    `output` is a path in a fresh folder, for a file or for a folder of the tool's; where there is nothing at the end,
+    standard output is read. Environment
     is the operator's; the server's key goes into OPENAI_API_KEY, never into an argument.
     """
 
@@ -68,7 +75,7 @@ class RunnerMeter:
             if status != 0:
                 tail = said[-_TAIL_BYTES:].decode("utf-8", "replace").strip()
                 return broken(plan, f"runner {self.runner.name} ended with {status}: {tail}")
-            found = _read(output) if output.exists() else said
+            found = _read(_result_file(output, self.runner.kind)) if output.exists() else said
             return result_of(self.runner.kind, found, plan, endpoint)
 
     def ask(
@@ -177,6 +184,16 @@ def _lives(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
+def _result_file(output: Path, kind: str) -> Path:
+    """Give the file that a tool wrote: `{output}` itself, or the one of its name below it where that became a folder."""
+    if not output.is_dir():
+        return output
+    named = RESULT_FILES.get(kind, "")
+    return next((path for path in sorted(output.rglob("*.json")) if path.name == named), output)
+
+
 def _read(path: Path) -> bytes:
+    if path.is_dir():
+        return b""
     with path.open("rb") as file:
         return file.read(OUTPUT_LIMIT)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from model_server import ordinary, serving
+from ruamel.yaml import YAML
 
 from reconciler.bench.load_plan import Endpoint, LoadPlan, Prompt
 from reconciler.bench.rounds import run_gate
@@ -17,26 +19,34 @@ from reconciler.bench.runners import READERS, last_object, result_of
 from reconciler.core.gate import VerdictKind, judge
 from reconciler.core.measurement import ReasonCode
 from reconciler.core.spec import Gate
-from reconciler.effects.runner import Runner, RunnerMeter, filled
+from reconciler.effects.runner import RESULT_FILES, Runner, RunnerMeter, filled
+from reconciler.settings import RunnerCommand
 
-RECORDED = Path(__file__).parents[1] / "recorded" / "runners"
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "tests" / "recorded" / "runners"
 PLAN = LoadPlan("r", (Prompt("a", "x"),), 16, 64, 128, round=1)
 ENDPOINT = Endpoint("127.0.0.1", 8000, "chat", "tiny", bearer="sesame")
 
 
+REQUESTS = {"vllm.json": 17, "command.txt": 64}
+"""Of the recorded runs; the others sent 16."""
+
+
 def _result(name: str) -> Any:
     kind = name.partition(".")[0]
-    return result_of(kind, (RECORDED / name).read_bytes(), PLAN, ENDPOINT)
+    plan = replace(PLAN, requests=REQUESTS.get(name, 16))
+    return result_of(kind, (RECORDED / name).read_bytes(), plan, ENDPOINT)
 
 
 @pytest.mark.parametrize(
     ("name", "sent", "completed", "ttft", "e2e", "output_tps"),
     [
-        ("sglang.jsonl", 64, 64, 0.0749, None, 649.6),
-        ("vllm.json", 64, 62, None, 2.508, 778.0),
-        ("guidellm.json", 64, 60, 0.0593, None, None),
-        ("aiperf.json", 64, 64, 0.057, 2.99, None),
-        ("inference-perf.json", 100, 98, None, None, None),
+        ("sglang.jsonl", 16, 16, 0.03077, None, 342.6),
+        ("sglang.rust.jsonl", 16, 12, 0.02634, None, 364.8),
+        ("vllm.json", 17, 13, None, 0.26, 298.3),
+        ("guidellm.json", 16, 16, 0.03217, None, None),
+        ("aiperf.json", 16, 16, 0.06228, 0.2738, None),
+        ("inference-perf.json", 16, 16, None, None, None),
         ("command.txt", 32, 32, 0.081, None, 812.5),
     ],
 )
@@ -47,10 +57,49 @@ def test_only_figures_that_mean_the_same_are_taken_over(
     result = _result(name)
     assert (result.sent, result.completed, result.infrastructure) == (sent, completed, None)
     found = (result.ttft.p50, result.e2e.p50, result.output_tps)
-    assert found == pytest.approx((ttft, e2e, output_tps))
+    assert [v and float(f"{v:.4g}") for v in found] == [ttft, e2e, output_tps]
     if name != "command.txt":
         assert result.decode_tps.count == 0
         assert result.accept_length is None
+
+
+def test_a_run_that_was_ended_early_is_no_measurement() -> None:
+    """What aiperf had when it was cancelled is not what was asked for (S22)."""
+    told = json.loads((RECORDED / "aiperf.json").read_text())
+    for ended in ({"was_cancelled": True}, {"is_complete": False}):
+        result = result_of("aiperf", json.dumps(told | ended).encode(), PLAN, ENDPOINT)
+        assert result.infrastructure is ReasonCode.RUNNER
+
+
+def test_the_example_commands_are_settings_and_every_word_in_braces_is_filled() -> None:
+    """Each kind that has an example is one of ours, and nothing in braces is left but JSON."""
+    text = (ROOT / "examples" / "runners" / "settings.yaml").read_text()
+    examples = YAML(typ="safe").load(text)["runners"]
+    assert set(examples) == set(READERS) - {"command"}
+    for raw in examples.values():
+        command = RunnerCommand.model_validate(raw)
+        words = filled(command.argv, PLAN, ENDPOINT, Path("/o"))
+        assert not [word for word in words if "{" in word.replace('{"stream_options": {', "")]
+        assert "/o" in " ".join(words)
+
+
+@pytest.mark.parametrize(("kind", "name"), RESULT_FILES.items())
+def test_a_tool_that_writes_a_folder_is_read_by_the_name_of_its_file(kind: str, name: str) -> None:
+    """Of aiperf and inference-perf, which want a folder, the result is found in it; one without is no verdict."""
+    code = (
+        "import pathlib, shutil, sys; f = pathlib.Path(sys.argv[1]) / 'deep'; f.mkdir(parents=True);"
+        "(f / 'config.json').write_text('{}'); len(sys.argv) > 2 and shutil.copy(sys.argv[2], f / sys.argv[3])"
+    )
+    plan = replace(PLAN, requests=16)
+    argv = (sys.executable, "-c", code, "{output}")
+    environ = {"PATH": os.environ["PATH"]}
+    recorded = (str(RECORDED / f"{kind}.json"), name)
+    found = RunnerMeter(Runner("it", kind, (*argv, *recorded)), environ).measure(
+        plan, ENDPOINT, None
+    )
+    assert (found.completed, found.infrastructure_message) == (16, "")
+    empty = RunnerMeter(Runner("it", kind, argv), environ).measure(plan, ENDPOINT, None)
+    assert empty.infrastructure is ReasonCode.RUNNER
 
 
 def test_every_kind_has_a_recorded_output() -> None:
