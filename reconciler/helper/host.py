@@ -74,6 +74,7 @@ from reconciler.helper.processes import (
     signal_process,
 )
 from reconciler.helper.programs import (
+    OUTPUT_BYTES_MAX,
     PROGRAM_ENVIRONMENT,
     PROGRAM_PATH,
     TIMED_OUT,
@@ -715,6 +716,10 @@ class RealMachine:
             return unknown(f"{argv[0] if argv else 'nothing'} could not be run: {error}")
         if answer.exit_status == TIMED_OUT:
             return unknown(f"{argv[0]} did not end within {timeout_s:g} s")
+        if answer.truncated:
+            return unknown(
+                f"{argv[0]} said more than {OUTPUT_BYTES_MAX >> 20} MiB: not all of it was read"
+            )
         return known(
             {
                 "exit_status": answer.exit_status,

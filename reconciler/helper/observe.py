@@ -81,6 +81,8 @@ STARTING_LINES = 2000
 STARTED_LINE_MAX = 1 << 15
 ASK_LIMIT_S = 3.0
 ASK_BYTES_MAX = 1 << 20
+HELP_LIMIT_S = 120.0
+"""Some engines import all of themselves to say which flags they have."""
 NOT_ASKED = {"unknown": "not asked for"}
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -543,7 +545,7 @@ def check_flags(machine: Machine, args: Dict[str, Any]) -> Dict[str, Any]:
 
 def help_words(machine: Machine, user: Optional[str], argv: List[str], asked: str) -> Reading:
     """Return the flags in a program's help, as whole words."""
-    ran = machine.run_as(user, [*argv, asked], 120.0)
+    ran = machine.run_as(user, [*argv, asked], HELP_LIMIT_S)
     if "known" not in ran:
         return ran
     result = ran["known"]

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from reconciler.core.checks import Verdict, flags_check
 from reconciler.helper import inspection
 from reconciler.helper.host import RealMachine
 from reconciler.helper.inspection import inspect_models, inspect_nodes, model_facts
+from reconciler.helper.observe import check_flags
 
 CONFIG = {
     "architectures": ["QwenForCausalLM"],
@@ -223,3 +225,28 @@ def test_an_interpreter_tells_what_is_installed_in_it() -> None:
     assert facts["limits"]["known"]["files"] > 1000
     broken = machine.engine_facts({**asked, "python": "/bin/false"})
     assert "it ended with 1" in broken["program"]["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("sleep 60", "did not end within 0.5 s"),
+        ("head -c 100000000 /dev/zero | tr '\\0' 'x'", "said more than 1 MiB"),
+        ("echo no such module >&2; exit 1", "ended with 1: no such module"),
+    ],
+)
+def test_an_engine_that_cannot_say_its_flags_is_no_engine_without_flags(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, words: str
+) -> None:
+    """Its help hangs, prints 100 MB, or dies: the check refuses and says that, and not that it lacks a flag (S12)."""
+    limit = 0.5 if body.startswith("sleep") else 60.0
+    monkeypatch.setattr("reconciler.helper.observe.HELP_LIMIT_S", limit)
+    engine = tmp_path / "engine"
+    engine.write_text(f"#!/bin/sh\n{body}\n")
+    engine.chmod(0o755)
+    asked = {"user": None, "argv": [str(engine)], "flags": ["--tp-size"]}
+    check = flags_check(check_flags(RealMachine(), asked), "one")
+    assert check.verdict is Verdict.REFUSED
+    assert "does not tell its flags" in check.sentence
+    assert words in check.sentence
+    assert "does not know" not in check.sentence
