@@ -76,7 +76,7 @@ def contained(server: Server, inside: Launch, gpu_uuids: Sequence[str]) -> Launc
         argv=command,
         # The tool of the image cannot be asked without starting it, and podman needs its setuid helpers.
         check_argv=None,
-        paths=(PROGRAMS[tool], *(path for path in inside.paths if path == server.model)),
+        paths=(PROGRAMS[tool], *_models(server, inside)),
         demands=_outside(inside.demands, PROGRAMS[tool], server.runtime.image),
         no_new_privileges=False,
     )
@@ -107,8 +107,15 @@ def _devices(tool: str, gpu_uuids: Sequence[str]) -> tuple[str, ...]:
     return (f'--gpus="device={",".join(gpu_uuids)}"',)
 
 
+def _models(server: Server, inside: Launch) -> tuple[str, ...]:
+    """Return the models that lie on the host, a draft's among them: mounted where they lie."""
+    wanted = [m.source for m in inside.demands.models] if inside.demands is not None else []
+    named = [server.model] if server.model is not None else []
+    return tuple(dict.fromkeys(place for place in (*named, *wanted) if is_path(place)))
+
+
 def _mounts(server: Server, inside: Launch) -> tuple[str, ...]:
-    places = [server.model] if server.model is not None and is_path(server.model) else []
+    places = list(_models(server, inside))
     words = (*inside.argv, *inside.environment.values())
     places += dict.fromkeys(word for word in words if word.startswith("/run/credentials/"))
     return tuple(f"--volume={place}:{place}:ro" for place in places)

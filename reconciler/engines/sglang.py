@@ -195,8 +195,22 @@ def warnings(server: Server) -> list[Finding]:
         found.append(
             ("model_revision", "is not pinned: the model of the day is taken, and a model is code")
         )
+    found += _switched(server)
     if server.speculative is not None:
         found += sglang_speculative.warnings(case_of(server, book, _spelled(checked)))
+    return found
+
+
+def _switched(server: Server) -> list[Finding]:
+    """Say what of the environment changes how it drains and how it calls itself healthy."""
+    found: list[Finding] = []
+    if server.env.get("SGL_FORCE_SHUTDOWN", "").lower() in {"1", "true"}:
+        told = "cuts the requests in flight at a stop, where it would wait for them (tokenizer_manager.py)"
+        found.append(("env.SGL_FORCE_SHUTDOWN", told))
+    health = "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"
+    if server.env.get(health, "1").lower() in {"0", "false"}:
+        told = "lets /health say 200 without a token: who asks that alone is told too early (http_server.py)"
+        found.append((f"env.{health}", told))
     return found
 
 
@@ -322,6 +336,10 @@ def _arguments(argv: Sequence[str]) -> Sequence[str]:
 # -- over HTTP -------------------------------------------------------------------------------------------
 
 
+HEALTH_WAIT_S: Final = 20.0
+"""How long its health path waits for its own token, where SGLANG_HEALTH_CHECK_TIMEOUT does not say."""
+
+
 def ready_requests(server: Server) -> ReadyRequests:
     """Ask a health path that generates a token itself (in 0.4 `/health` does not), then for one of our own.
 
@@ -329,8 +347,9 @@ def ready_requests(server: Server) -> ReadyRequests:
     nothing about being ready.
     """
     old = server.engine.version is not None and version_key(server.engine.version) < (0, 5, 6)
-    # It waits up to 20 s for its own token (SGLANG_HEALTH_CHECK_TIMEOUT).
-    alive = HttpRequest("GET", ready_path if old else "/health", timeout_s=25.0)
+    wait = server.env.get("SGLANG_HEALTH_CHECK_TIMEOUT", "")
+    own = float(wait) if wait.isdigit() else HEALTH_WAIT_S
+    alive = HttpRequest("GET", ready_path if old else "/health", timeout_s=own + 5.0)
     return ReadyRequests(alive, completion_request(server), models_request())
 
 

@@ -41,6 +41,7 @@ from reconciler.engines.base import (
     read_size,
     secret_environment,
     secret_path,
+    version_key,
     wanted_models,
 )
 from reconciler.engines.catalogue import (
@@ -331,6 +332,7 @@ def warnings(server: Server) -> list[Finding]:
     if isinstance(drain, int) and drain > server.timeouts.stop:
         told = f"is less than shutdown-timeout, {drain}s: systemd would kill it while it drains"
         found.append(("timeouts.stop", told))
+    found += _gives_up(server)
     spec = server.speculative or {}
     method = spec.get("method")
     if method == "suffix" and "num_speculative_tokens" not in spec:
@@ -367,6 +369,23 @@ def warnings(server: Server) -> list[Finding]:
     if isinstance(draft, str) and not is_path(draft) and "revision" not in spec:
         found.append(("speculative.revision", "is not pinned: the draft of the day is taken"))
     return found
+
+
+READY_LIMIT_S: Final = 600
+"""How long its server waits for its own engine (VLLM_ENGINE_READY_TIMEOUT_S); then it ends, and may leave the cards held."""
+
+
+def _gives_up(server: Server) -> list[Finding]:
+    """Compare a deadline that somebody wrote with the engine's own."""
+    name = "VLLM_ENGINE_READY_TIMEOUT_S"
+    wait = server.env.get(name, "")
+    own = int(wait) if wait.isdigit() else READY_LIMIT_S
+    older = server.engine.version is not None and version_key(server.engine.version) < (0, 19)
+    written = "ready" in server.timeouts.model_fields_set
+    if older or not written or server.timeouts.ready <= own:
+        return []
+    told = f"is more than the {own}s after which vLLM itself gives up: set env {name} (vllm-project/vllm#44751)"
+    return [("timeouts.ready", told)]
 
 
 def _methods(book: Catalogue) -> tuple[object, ...]:

@@ -55,18 +55,24 @@ def test_what_a_container_is_given_is_rendered_and_read_back(tool: str) -> None:
     document = {
         **DOCUMENT, "engine": {"name": "vllm", "version": "0.33.0"}, "gpus": [0, 1], "tp_size": 2, "model": "/srv/m",
         "runtime": {"container": tool, "image": "docker.io/vllm/vllm-openai@sha256:" + "0" * 64},
+        "speculative": {"method": "draft_model", "model": "/srv/d", "num_speculative_tokens": 3},
         "env": {"NCCL_DEBUG": "WARN"}, "secrets": {"HF_TOKEN": {"file": "/etc/reconciler/hf"}},
     }  # fmt: skip
     launch = vllm.render(accepted(document, vllm), UUIDS)
     run = container.taken_apart(launch.argv)
     assert run is not None
     assert (run.tool, run.image) == (tool, "docker.io/vllm/vllm-openai@sha256:" + "0" * 64)
-    assert (run.devices, run.ipc, run.mounts) == (tuple(UUIDS), "host", ("/srv/m:/srv/m:ro",))
+    assert (run.devices, run.ipc, run.mounts) == (
+        tuple(UUIDS),
+        "host",
+        ("/srv/m:/srv/m:ro", "/srv/d:/srv/d:ro"),
+    )
     assert {"HF_TOKEN", "NCCL_DEBUG", "INVOCATION_ID"} <= set(run.environment)
     assert not [name for name in run.environment if "=" in name]
     assert run.inside[:4] == ("python3", "-m", vllm.MODULE, "serve")
     read = vllm.read_argv(launch.argv, {}, version="0.33.0")
     assert (read["model"], read["tp_size"]) == ("/srv/m", 2)
+    assert launch.paths == (container.PROGRAMS[tool], "/srv/m", "/srv/d")
     demands = launch.demands
     assert demands is not None
     assert demands.image == (container.PROGRAMS[tool], run.image)

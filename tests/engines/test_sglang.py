@@ -316,6 +316,8 @@ def test_what_the_engine_takes_is_accepted(
         ({"speculative": {**THREE, "adaptive": True}, "args": {"enable-dp-attention": True}}, "speculative.adaptive", "attention is data parallel"),
         ({"speculative": {**THREE, "adaptive": True}, "args": {"enable-two-batch-overlap": True}}, "speculative.adaptive", "enable-two-batch-overlap is on"),
         ({"speculative": {"algorithm": "DSPARK"}, "args": {}}, "args.max-running-requests", "sets it to 48"),
+        ({"env": {"SGL_FORCE_SHUTDOWN": "1"}}, "env.SGL_FORCE_SHUTDOWN", "cuts the requests"),
+        ({"env": {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}}, "env.SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "without a token"),
         ({"speculative": {"algorithm": "NGRAM"}}, "speculative.num_draft_tokens", "NGRAM takes 12"),
         ({"speculative": {"algorithm": "NGRAM"}}, "speculative.num_steps", "num_draft_tokens // ngram_max_bfs_breadth"),
         ({"speculative": {"algorithm": "NGRAM", "draft_window_size": 512}}, "speculative.draft_window_size", "no effect with NGRAM"),
@@ -392,6 +394,8 @@ def test_readiness_by_version() -> None:
     asked = sglang.ready_requests(server())
     assert asked.alive.path == "/health"
     assert asked.alive.timeout_s > 20
+    slow = sglang.ready_requests(server(env={"SGLANG_HEALTH_CHECK_TIMEOUT": "60"}))
+    assert slow.alive.timeout_s > 60
     assert asked.identity is not None
     assert asked.identity.path == "/v1/models"
     assert (

@@ -216,6 +216,8 @@ def test_what_vllm_takes_is_accepted(version: str | None, speculative: dict[str,
         (at("0.20.0"), "engine.version", "checked against 0.19.1"),
         (at(None), "engine.version", "no engine.version"),
         ({"model_revision": None}, "model_revision", "is not pinned"),
+        ({"timeouts": {"ready": "30m"}}, "timeouts.ready", "600s after which vLLM itself gives up"),
+        ({"timeouts": {"ready": "30m"}, "env": {"VLLM_ENGINE_READY_TIMEOUT_S": "900"}}, "timeouts.ready", "900s"),
         ({"args": {"shutdown-timeout": 100}, "timeouts": {"stop": "60s"}}, "timeouts.stop", "shutdown-timeout, 100s"),
         ({"speculative": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative.prompt_lookup_max", "both bounds to 5"),
         ({"speculative": {"method": "qwen3_5_mtp", "num_speculative_tokens": 2}}, "speculative.method", "write mtp"),
@@ -353,3 +355,14 @@ def test_no_start_up_line_breaks_the_reader(texts: list[str]) -> None:
     lines = [f"Initializing a V1 LLM engine with config: {t}" for t in texts]
     lines += [f"non-default args: {{{t}" for t in texts]
     vllm.startup_told(server(), lines)
+
+
+def test_a_deadline_that_vllm_keeps_needs_no_word() -> None:
+    """Not written, long enough for the engine's own, or of a version without one: nothing is said."""
+    for changes in (
+        {},
+        {"timeouts": {"ready": "5m"}},
+        {"timeouts": {"ready": "30m"}, "env": {"VLLM_ENGINE_READY_TIMEOUT_S": "1800"}},
+        {"timeouts": {"ready": "30m"}, **at("0.10.2", args={}, speculative=None)},
+    ):
+        assert "timeouts.ready" not in warned(**changes)
