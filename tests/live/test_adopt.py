@@ -14,10 +14,14 @@ PLACE = "/etc/systemd/system/llm.service"
 def test_a_hand_made_server_is_taken_over_without_a_restart(
     controller: Controller, view: HostView
 ) -> None:
-    """`adopt` writes a spec without the unit's secret, `--adopt` then touches no process, and the next commit rolls out as ever."""
+    """`adopt` writes a spec without a secret, `--adopt` touches no process, nor does healing a drop-in; the next commit rolls out."""
     command = hold_command("--model", "one", "--load", "0.1", mib=GPU_MIB)
+    variables = b'# by hand\nNCCL_DEBUG="INFO"\nHF_TOKEN=hf_abcdefghijklmnopqrstuv\n'
+    controller.host.check(
+        ["install", "-D", "-m", "600", "/dev/stdin", "/etc/default/llm"], variables
+    )
     service = (
-        "Environment=CUDA_VISIBLE_DEVICES=0 NCCL_DEBUG=INFO\nEnvironment=HF_TOKEN=hf_abcdefghijklmnopqrstuv\n"
+        "Environment=CUDA_VISIBLE_DEVICES=0\nEnvironmentFile=-/etc/default/llm\n"
         "TimeoutStopSec=7\nNice=3\nRestart=always"
     )
     text = hold_unit(command, service=service)
@@ -31,6 +35,7 @@ def test_a_hand_made_server_is_taken_over_without_a_restart(
     written = spec.read_text()
     assert "hf_abc" not in written + done.out + done.err
     assert "Nice=3" in written
+    assert "NCCL_DEBUG: INFO" in written
     assert "Taking over would restart it" not in done.out
     assert (
         controller.run("adopt", controller.host.name, "llm.service", "--write", str(spec)).code
@@ -48,6 +53,17 @@ def test_a_hand_made_server_is_taken_over_without_a_restart(
     assert "Made by reconcile" in view.text(PLACE)
     assert view.text("/var/lib/reconciler/llm/original/unit.service") == text
     assert controller.apply().ended == (0, "InSync", "")
+
+    spec.write_text(f"{written}drift: heal\n")
+    drop_in = f"{PLACE}.d/10-mine.conf"
+    put = f"install -D -m 644 /dev/stdin {drop_in} && systemctl daemon-reload"
+    controller.host.check(["bash", "-c", put], b"[Service]\nMemoryMax=64G\n")
+    healed = controller.apply()
+    assert healed.ended == (0, "Applied", ""), healed.out + healed.err
+    assert view.server() == before
+    gone = f"! test -e {drop_in} && grep -r MemoryMax=64G /var/lib/reconciler/llm/aside/"
+    controller.host.check(["bash", "-c", gone])
+    assert controller.apply().ended[:2] == (0, "InSync")
 
     controller.commit("two")
     assert controller.apply().ended == (0, "Applied", "")
