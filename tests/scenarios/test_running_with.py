@@ -13,6 +13,7 @@ from rich.text import Text
 
 from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.fleet import Fleet, load_fleet
+from reconciler.core.live import Known
 from reconciler.core.plan import Action, Permissions, ServerPlan
 from reconciler.core.spec import Server
 from reconciler.core.survey import Survey
@@ -158,6 +159,9 @@ def test_a_fresh_deployment_of_every_example_is_in_sync_at_once(files: list[Path
             assert plan.drift == (), plan.drift
             if plan.wish.target is not None:
                 assert stand(plan, host.live).value == "InSync"
+                running = host.live.server(plan.wish.server) if host.live is not None else None
+                if running is not None and running.phase == "running":
+                    assert isinstance(running.runs_with, Known), running.runs_with
                 assert plan.wish.running_with.unknown == "", plan.wish.running_with
     assert not found.plan.acts
 
