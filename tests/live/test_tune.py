@@ -53,7 +53,8 @@ def test_a_sweep_ends_in_a_commit_and_the_applied_server_is_back(
     loopback = {"address": "127.0.0.1", "port": PORT}
     engine = {"name": "custom", "command": command(100, 300)}
     gate = {"quality": "off", "runs": RUNS, "from": "host"}
-    controller.commit("one", engine=engine, listen=loopback, gate=gate)
+    controller.commit("one", gate=False, engine=engine, listen=loopback)
+    controller.set(gate=gate)
     assert controller.apply().ended == (0, "Applied", "")
     measured = controller.run(
         "bench", "llm", "--from", "host", "--concurrency", "1", "--requests", "3", "--max-tokens", "72", "--output", "json"
