@@ -322,6 +322,18 @@ open(sys.argv[4], "w").write(json.dumps(told))
 """
 
 
+RUST = """
+import importlib.util, pathlib, sys
+package = pathlib.Path(importlib.util.find_spec("sglang").submodule_search_locations[0])
+(path,) = (package / "srt" / "rust_extensions").glob("_bench.*.so")
+spec = importlib.util.spec_from_file_location("_bench", path)
+client = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(client)
+client.run_argv(["sglang-bench", *sys.argv[1:]])
+"""
+"""The extension itself: `-m sglang.benchmark.rust_client` imports the whole package first, ten seconds of torch."""
+
+
 def _sglang_words(tokenizer: Path) -> Callable[[int, int, int, Path], list[str]]:
     def words(port: int, events: int, streams: int, output: Path) -> list[str]:
         usage = '{"stream_options": {"include_usage": true}}'
@@ -365,14 +377,12 @@ def tools(asked: argparse.Namespace) -> list[Tool]:
     ]
     if asked.sglang_python and asked.tokenizer:
         words = _sglang_words(asked.tokenizer)
-        for name, module in (
-            ("sglang, Rust", "sglang.benchmark.rust_client"),
-            ("sglang, Python", "sglang.bench_serving"),
+        for name, start in (
+            ("sglang, Rust", ["-c", RUST]),
+            ("sglang, Python", ["-m", "sglang.bench_serving"]),
         ):
-            start = [asked.sglang_python, "-m", module]
-            found.append(
-                Tool(name, lambda *given, start=start: [*start, *words(*given)], _of_sglang)
-            )
+            run = [asked.sglang_python, *start]
+            found.append(Tool(name, lambda *given, run=run: [*run, *words(*given)], _of_sglang))
     else:
         print("SGLang's clients are not compared: --sglang-python and --tokenizer name them")
     if asked.guidellm and asked.tokenizer:
@@ -489,6 +499,7 @@ def start_up() -> tuple[float, float]:
 
 def main() -> None:
     """Print a line for each client, and their ratio."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
