@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from reconciler.core.errors import Problem, ReconcilerError, SpecError, UsageError
+from reconciler.core.errors import Problem, ReconcilerError, SpecError, UsageError, plain
 
 if TYPE_CHECKING:
     from reconciler.cli.watch import GitPlace
@@ -259,12 +259,14 @@ def guarded(work: Callable[[], int | None]) -> NoReturn:
 
 
 def chain(error: BaseException) -> str:
-    """Give an error with what it came from, once, outermost first."""
+    """Give an error with what it came from, once, outermost first: ours and the system's; a library's words tell a user nothing."""
     parts: list[str] = []
     current: BaseException | None = error
     while current is not None:
-        text = str(current)
-        if text and not any(text in said for said in parts):
+        text = current.strerror if isinstance(current, OSError) and current.strerror else None
+        text = text or plain(current)
+        told = isinstance(current, ReconcilerError | OSError)
+        if told and not any(text in said for said in parts):
             parts.append(text)
         current = current.__cause__
     return ": ".join(parts)

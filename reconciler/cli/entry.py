@@ -20,7 +20,13 @@ def main() -> None:
     # No plugin of another package runs inside our models, and none is looked for.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     if sys.argv[1:] in (["--help"], ["-h"]):
-        sys.stdout.write((Path(__file__).parent / "help.txt").read_text(encoding="utf-8"))
+        try:
+            sys.stdout.write((Path(__file__).parent / "help.txt").read_text(encoding="utf-8"))
+            sys.stdout.flush()
+        except OSError as error:
+            from reconciler.cli.main import output_lost
+
+            sys.exit(output_lost(error))
         return
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

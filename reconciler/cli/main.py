@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from reconciler.cli.context import PassOutput, guarded
+from reconciler.cli.context import PassOutput, go_on_unheard, guarded
 
 BUG = 70
 USAGE = 64
@@ -290,14 +290,15 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         status = 130
     except OSError as error:
-        status = _output_lost(error) if error.errno in {errno.EPIPE, errno.ENOSPC} else _bug(error)
+        status = output_lost(error) if error.errno in {errno.EPIPE, errno.ENOSPC} else _bug(error)
     except Exception as error:  # noqa: BLE001  (the last line of defence: a bug is said, with its place, and ends with 70)
         status = _usage(error) if hasattr(error, "format_message") else _bug(error)
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _output_lost(error: OSError) -> int:
+def output_lost(error: OSError) -> int:
     """Say that what was printed could not be written: nobody reads it, or its disk is full."""
+    go_on_unheard()
     if error.errno == errno.ENOSPC:
         sys.stderr.write(
             "reconcile: the output could not be written: no space left where it goes\n"

@@ -1,4 +1,4 @@
-"""The one tree of exceptions, and nothing else.
+"""The one tree of exceptions, and how an error of others is told.
 
 An outcome that the design expects is a value (a verdict, a refusal, `Unknown`). An exception means
 "could not be done or could not be known"; a bug is an `assert`.
@@ -18,8 +18,15 @@ An outcome that the design expects is a value (a verdict, a refusal, `Unknown`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+def plain(error: BaseException) -> str:
+    """Give an error's words on one line, without the operating system's number; its kind where it has none."""
+    words = re.sub(r"\[Errno -?\d+\] ?", "", str(error))
+    return re.sub(r"\s+", " ", words).strip() or type(error).__name__
 
 
 class ReconcilerError(Exception):

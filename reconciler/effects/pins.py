@@ -52,7 +52,7 @@ def load_pin(state_dir: Path, host: str) -> Pin | None:
         return None
     except OSError as error:
         raise StoreError(
-            f"{path}: cannot be read ({error.strerror}); mend its permissions, or enrol {host} again"
+            f"{path}: cannot be read ({error.strerror}); see that it is a file that you may read, or enrol {host} again"
         ) from error
     try:
         return Pin.model_validate_json(text)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from reconciler.core.errors import plain
 from reconciler.reporting.base import ForgeError, Place
 
 TOKENS: Final = {
@@ -56,7 +57,7 @@ def _event(path: str, read: Callable[[str], bytes]) -> Mapping[str, Any]:
     try:
         data = json.loads(read(path))
     except (OSError, ValueError) as error:
-        message = f"{path}: the event of this build cannot be read ({error})"
+        message = f"{path}: the event of this build cannot be read ({plain(error)})"
         raise ForgeError(message) from error
     return data if isinstance(data, dict) else {}
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from reconciler.core.errors import StoreError, UsageError
+from reconciler.core.errors import StoreError, UsageError, plain
 
 _BORDER: Final = re.compile(r"^---[ \t]*(?:#[^\n]*)?\n", re.MULTILINE)
 
@@ -71,7 +71,7 @@ def _parsed(text: str) -> Any:
     try:
         return _yaml(text).load(text)
     except YAMLError as error:
-        raise UsageError(f"the file cannot be read for writing: {error}") from error
+        raise UsageError(f"the file cannot be read for writing: {plain(error)}") from error
 
 
 def _dumped(document: Any, before: str) -> str:

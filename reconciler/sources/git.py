@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from reconciler.core.errors import Problem, SpecError, StoreError, UsageError
+from reconciler.core.errors import Problem, SpecError, StoreError, UsageError, plain
 from reconciler.core.yaml_text import MAX_BYTES
 from reconciler.sources.base import Commit, Snapshot, version_of
 from reconciler.sources.directory import MAX_FILES, MAX_TOTAL_BYTES, SUFFIXES
@@ -396,7 +396,7 @@ class GitSource:
             return None
         except (OSError, ValueError) as error:
             raise StoreError(
-                f"{path}: cannot be read ({error}); which commit is in force is not known, so nothing was done"
+                f"{path}: cannot be read ({plain(error)}); which commit is in force is not known, so nothing was done"
             ) from error
         if not isinstance(record, dict) or record.get("version") != 1 or "commit" not in record:
             raise StoreError(

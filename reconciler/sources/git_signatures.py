@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from reconciler.core.errors import plain
 from reconciler.sources.git_binary import GitError
 
 KEY_BYTES: Final = 1 << 20
@@ -131,7 +132,7 @@ def _import(home: Path, path: Path) -> None:
     try:
         done = subprocess.run(argv, capture_output=True, timeout=IMPORT_LIMIT_S, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise GitError(f"gpg cannot be run for the signing key {path}: {error}") from error
+        raise GitError(f"gpg cannot be run for the signing key {path}: {plain(error)}") from error
     if done.returncode != 0:
         said = done.stderr[-300:].decode("utf-8", "replace").strip()
         raise GitError(

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from reconciler.core.errors import StoreError
+from reconciler.core.errors import StoreError, plain
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -136,7 +136,7 @@ def _replace(file: Path, text: str) -> None:
                 Path(temporary).unlink()
             raise
     except OSError as error:
-        raise StoreError(f"{file}: host keys could not be written: {error}") from error
+        raise StoreError(f"{file}: host keys could not be written: {plain(error)}") from error
 
 
 def _read(file: Path) -> Iterator[_Line]:
@@ -150,7 +150,7 @@ def _lines(file: Path) -> Iterator[tuple[str, _Line | None]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StoreError(f"{file}: host keys could not be read: {error}") from error
+        raise StoreError(f"{file}: host keys could not be read: {plain(error)}") from error
     for line in text.splitlines():
         yield line, _parse(line)
 

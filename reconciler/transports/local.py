@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import IO
 
-from reconciler.core.errors import HostUnreachableError, OutcomeUnknownError
+from reconciler.core.errors import HostUnreachableError, OutcomeUnknownError, plain
 from reconciler.transports.base import (
     OUTPUT_CAP_BYTES,
     STDERR_TAIL_BYTES,
@@ -100,7 +100,9 @@ def _start(command: str) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     except OSError as error:
-        raise HostUnreachableError("this machine", f"no command can be started: {error}") from error
+        raise HostUnreachableError(
+            "this machine", f"no command can be started: {plain(error)}"
+        ) from error
 
 
 @contextlib.contextmanager

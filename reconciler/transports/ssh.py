@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from reconciler.core.errors import HostUnreachableError, OutcomeUnknownError
+from reconciler.core.errors import HostUnreachableError, OutcomeUnknownError, plain
 from reconciler.transports.base import (
     OUTPUT_CAP_BYTES,
     STDERR_TAIL_BYTES,
@@ -292,7 +291,7 @@ class _Pool:
                 if broken:
                     raise HostUnreachableError(
                         label,
-                        f"no session could be opened: {_text(error)}; nothing was executed",
+                        f"no session could be opened: {plain(error)}; nothing was executed",
                     ) from error
                 broken = True
 
@@ -406,7 +405,7 @@ def _execute(label: str, channel: paramiko.Channel, command: str) -> None:
         channel.exec_command(command)
     except (paramiko.SSHException, OSError, EOFError) as error:
         raise OutcomeUnknownError(
-            label, f"the host did not confirm that the command was started: {_text(error)}"
+            label, f"the host did not confirm that the command was started: {plain(error)}"
         ) from error
 
 
@@ -657,14 +656,10 @@ def _open_stream(pool: _Pool, label: str, address: str, port: int, timeout_s: fl
             )
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise HostUnreachableError(
-                label, f"{address}:{port} is not reached from there: {_text(error)}"
+                label, f"{address}:{port} is not reached from there: {plain(error)}"
             ) from error
         stack.callback(_close_channel, connection, channel)
         return _ChannelStream(channel, stack.pop_all())
-
-
-def _text(error: BaseException) -> str:
-    return re.sub(r"\s+", " ", str(error)) or type(error).__name__
 
 
 __all__ = [

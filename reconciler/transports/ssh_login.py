@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from reconciler.core.errors import HostIdentityError, HostUnreachableError
+from reconciler.core.errors import HostIdentityError, HostUnreachableError, plain
 from reconciler.transports.host_keys import HostKey, HostKeys, Pinned, host_label
 from reconciler.transports.quick_paramiko import paramiko
 from reconciler.transports.ssh_config import HostConfig, SshConfigError, resolve
@@ -293,7 +293,7 @@ def _failed_negotiation(
         )
     if isinstance(error, EOFError):
         return _unreachable(route, hop, "the host closed the connection during the SSH negotiation")
-    return _unreachable(route, hop, f"SSH negotiation failed: {_text(error)}")
+    return _unreachable(route, hop, f"SSH negotiation failed: {plain(error)}")
 
 
 def _dial(
@@ -311,7 +311,7 @@ def _dial(
             )
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise _unreachable(
-                route, hop, f"not reached from the jump host before it: {_text(error)}"
+                route, hop, f"not reached from the jump host before it: {plain(error)}"
             ) from error
     if route.proxy_command is not None:
         return _run_proxy(route, hop, route.proxy_command)
@@ -360,7 +360,7 @@ def _tcp(route: Route, hop: Hop, deadline: float) -> socket.socket:
     try:
         found = socket.getaddrinfo(hop.address, hop.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise _unreachable(route, hop, f"{hop.address} is not found: {_text(error)}") from error
+        raise _unreachable(route, hop, f"{hop.address} is not found: {plain(error)}") from error
     problem: OSError | None = None
     for left, (family, kind, protocol, _, address) in zip(
         range(len(found), 0, -1), found, strict=True
@@ -381,7 +381,7 @@ def _tcp(route: Route, hop: Hop, deadline: float) -> socket.socket:
     why = (
         f"no answer within {route.timeout_s:g} s"
         if isinstance(problem, TimeoutError)
-        else _text(problem or OSError("no address"))
+        else plain(problem or OSError("no address"))
     )
     raise _unreachable(route, hop, f"no connection to {hop.address} port {hop.port}: {why}")
 
@@ -396,7 +396,9 @@ def _run_proxy(route: Route, hop: Hop, command: str) -> socket.socket:
             )
         except OSError as error:
             near.close()
-            raise _unreachable(route, hop, f"ProxyCommand cannot be started: {error}") from error
+            raise _unreachable(
+                route, hop, f"ProxyCommand cannot be started: {plain(error)}"
+            ) from error
     threading.Thread(target=process.wait, name="proxy-command", daemon=True).start()
     return near
 
@@ -488,7 +490,7 @@ class _Login:
             if self._transport.is_active():
                 return False
             self._notes.append(
-                f"then the connection was closed ({_text(error)}); "
+                f"then the connection was closed ({plain(error)}); "
                 "with many keys, IdentitiesOnly limits them"
             )
             raise self._refused() from error
@@ -552,7 +554,7 @@ def _load(file: Path, notes: list[str], *, wanted: bool) -> list[_Candidate]:
         notes.append(f"{file} has a passphrase and is not in the agent (run: ssh-add {file})")
         return []
     except (ValueError, OSError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
-        notes.append(f"{file} cannot be used: {_text(error)}")
+        notes.append(f"{file} cannot be used: {plain(error)}")
         return []
     if key.public_blob is None:
         return [_Candidate(key, str(file))]
@@ -581,7 +583,7 @@ def _agent_keys(config: HostConfig, notes: list[str]) -> Iterator[list[_Candidat
                 for key in agent.get_keys()
             ]
         except (OSError, paramiko.SSHException) as error:
-            notes.append(f"the agent at {path} does not answer: {_text(error)}")
+            notes.append(f"the agent at {path} does not answer: {plain(error)}")
         yield candidates
 
 
@@ -594,10 +596,6 @@ def _agent_path(setting: str | None) -> str | None:
     if setting.startswith("$"):
         return os.environ.get(setting[1:].strip("{}")) or None
     return str(Path(setting).expanduser())
-
-
-def _text(error: BaseException) -> str:
-    return re.sub(r"\s+", " ", str(error)) or type(error).__name__
 
 
 __all__ = ["Hop", "Route", "connect", "hang_up", "plan_route", "scan"]
