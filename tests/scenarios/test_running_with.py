@@ -266,6 +266,18 @@ def test_a_variable_that_the_engine_heeds_and_nobody_asked_for_is_told() -> None
     assert "hide-me" not in told(found)
 
 
+def test_a_value_that_is_told_in_part_is_no_drift() -> None:
+    """What the host cuts or takes a secret out of is compared as far as it is told."""
+    fleet = one(env="{LONG: " + "x" * 5000 + ", NOTE: started with --api-key see-the-wiki}")
+    at = stage(fleet)
+    at.apply(fleet)
+    found = at.look(fleet)
+    assert plan_of(found).drift == ()
+    assert "see-the-wiki" not in repr(
+        found.hosts[0].live and found.hosts[0].live.server("qwen").runs_with
+    )
+
+
 @pytest.mark.parametrize("how", ["wiped", "another"])
 def test_an_environment_that_is_not_its_units_says_nothing(how: str) -> None:
     """S12: wiped by the engine, or of another start: unknown, and no drift is made of it."""
