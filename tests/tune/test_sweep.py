@@ -32,6 +32,7 @@ from reconciler.lab.simulated_ports import SimulatedPort, VirtualClock, controll
 from reconciler.lab.world import Behaviour, World
 from reconciler.reconcile import act, survey
 from reconciler.tune import Ended, Sweep, run_sweep
+from reconciler.views.tuning import message
 
 ENGINES = {"custom": custom}
 COMMAND = '["/usr/bin/serve","--port","30000","--steps","{}"]'
@@ -307,6 +308,7 @@ def test_greedy_says_ten_drafts_sampling_says_none_and_users_get_none(tmp_path: 
     assert ended.choice.winner.point == Point()
     (note,) = (n for n in ended.choice.notes if "greedy" in n)
     assert "would have chosen env.K=10 (+" in note
+    assert "GREEDY tok/s" in message("qwen", ended.tried, ended.choice, Objective.SPEED)
 
 
 def test_drafts_that_users_profit_from_are_chosen(tmp_path: Path) -> None:
