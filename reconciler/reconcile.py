@@ -872,6 +872,14 @@ def moved_on(result: ServerResult, acting: list[ServerPlan]) -> ServerResult:
 # -- watching ---------------------------------------------------------------------------------------------------
 
 
+def _idle(state: Attempt, server: str, step: str) -> str:
+    """Say that a step of a first deployment had nothing to do, so that nobody wonders what was stopped."""
+    member = next((m for m in state.members if m.server == server), None)
+    if step not in {"drain", "stop"} or member is None or member.old or member.invocation:
+        return ""
+    return f"nothing to {step}: no server of this name runs"
+
+
 @dataclass
 class Watcher:
     """Turns the turns of one attempt into events: a step begins, waits, ends."""
@@ -932,7 +940,7 @@ class Watcher:
             if back is not None
         }
         ok = self.step[1] not in ended
-        detail = ended.get(self.step[1], "")
+        detail = ended.get(self.step[1], "") or _idle(state, *self.step)
         self.emit(
             StepFinished(now - self.began, self.host, *self.step, now - self.since, ok, detail)
         )

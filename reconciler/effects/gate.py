@@ -16,7 +16,7 @@ from reconciler.bench.rounds import GateOutcome, run_gate
 from reconciler.bench.workloads import load_prompts, mixed
 from reconciler.core.desired import Target
 from reconciler.core.errors import HostError, UsageError
-from reconciler.core.gate import Reason, Verdict, VerdictKind
+from reconciler.core.gate import Reason, Row, Verdict, VerdictKind
 from reconciler.core.live import Known
 from reconciler.core.measurement import Baseline, ReasonCode, RunResult
 from reconciler.core.revision import restored
@@ -228,9 +228,16 @@ def report_of(outcome: GateOutcome, revision: str) -> GateReport:
 
 def summary(outcome: GateOutcome) -> str:
     """Say in a line what was measured, for a gate that passed."""
-    rows = [
-        f"{r.run} {r.key} {r.measured:g} (limit {r.bound:g})"
-        for r in outcome.verdict.rows
-        if r.measured is not None
-    ]
+    rows = [row_words(r) for r in outcome.verdict.rows if r.measured is not None]
     return "; ".join(rows) or f"{outcome.rounds} rounds, no limit set"
+
+
+def row_words(row: Row) -> str:
+    """Say one result beside what it had to be; that nothing failed is said as that."""
+    assert row.measured is not None
+    where = "" if row.run == "all" else f"{row.run} "
+    if row.key == "max_error_rate":
+        share = "no request" if not row.measured else f"{row.measured:.2%} of requests"
+        return f"{where}{share} failed ({'none' if not row.bound else f'{row.bound:.2%}'} may)"
+    side = "at least" if row.key.startswith("min_") else "at most"
+    return f"{where}{row.key} {row.measured:g} ({side} {row.bound:g})"

@@ -186,8 +186,9 @@ def event_line(event: Event) -> str | None:
             return f"{_stamp(event.at_s)} {_who(event.server)} {safe(event.step)}{bound} ..."
         case StepProgress(waiting_for=why):
             return f"{_stamp(event.at_s)} {_who(event.server)}   [dim]{safe(why)}[/]"
-        case StepFinished(ok=True):
-            return f"{_stamp(event.at_s)} {_who(event.server)} [green]{safe(event.step)} done[/] in {event.took_s:.1f} s"
+        case StepFinished(ok=True, detail=detail):
+            said = f": {safe(detail)}" if detail else ""
+            return f"{_stamp(event.at_s)} {_who(event.server)} [green]{safe(event.step)} done[/] in {event.took_s:.1f} s{said}"
         case StepFinished(detail=detail):
             return f"{_stamp(event.at_s)} {_who(event.server)} [red]{safe(event.step)} failed[/] after {event.took_s:.1f} s: {safe(detail)}"
         case VerdictGiven(verdict=verdict, message=message):
