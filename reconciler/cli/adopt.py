@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reconciler.cli.context import Output, guarded, load_specs, out, out_markup, settings
+from reconciler.cli.context import (
+    DEFAULT_SPECS,
+    Format,
+    Output,
+    Specs,
+    guarded,
+    load_specs,
+    out,
+    out_markup,
+    settings,
+)
 from reconciler.core.errors import CommandFailedError, UsageError
 
 if TYPE_CHECKING:
@@ -43,10 +53,8 @@ def register(app: typer.Typer) -> None:
         name: Annotated[
             str | None, typer.Option("--name", help="What the server is to be called.")
         ] = None,
-        specs: Annotated[Path, typer.Option("--specs", help="Folder of specs.")] = Path("specs"),
-        output: Annotated[
-            Output, typer.Option("--output", "-o", help="text or json.")
-        ] = Output.TEXT,
+        specs: Specs = DEFAULT_SPECS,
+        output: Format = Output.TEXT,
     ) -> None:
         """Write the spec of a hand-made unit: its drop-ins, its running command line, its environment. Changes nothing on the host.
 

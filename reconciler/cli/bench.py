@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from reconciler.cli.context import Output, guarded, load_specs, one_server, out, settings
+from reconciler.cli.context import (
+    DEFAULT_SPECS,
+    Format,
+    Output,
+    Specs,
+    guarded,
+    load_specs,
+    one_server,
+    out,
+    settings,
+)
 from reconciler.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -155,10 +165,8 @@ def register(app: typer.Typer) -> None:
         api_key_file: Annotated[
             Path | None, typer.Option("--api-key-file", help="With --url: a file with the key.")
         ] = None,
-        specs: Annotated[Path, typer.Option("--specs", help="Folder of specs.")] = Path("specs"),
-        output: Annotated[
-            Output, typer.Option("--output", "-o", help="text or json.")
-        ] = Output.TEXT,
+        specs: Specs = DEFAULT_SPECS,
+        output: Format = Output.TEXT,
     ) -> None:
         def work() -> int:
             _one_subject(server, url, replay)

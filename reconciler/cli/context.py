@@ -44,6 +44,10 @@ class PassOutput(StrEnum):
     MARKDOWN = "markdown"
 
 
+Specs = Annotated[Path, typer.Option("--specs", help="Folder of specs.")]
+Format = Annotated[Output, typer.Option("--output", "-o", help="text or json.")]
+
+
 def is_terminal() -> bool:
     """Say whether a person can answer a prompt."""
     return sys.stdin.isatty() and sys.stdout.isatty()

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from reconciler.cli.context import guarded, is_terminal, load_specs, out, settings
+from reconciler.cli.context import (
+    DEFAULT_SPECS,
+    Specs,
+    guarded,
+    is_terminal,
+    load_specs,
+    out,
+    settings,
+)
 from reconciler.core.errors import HostIdentityError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +31,7 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def enrol(
         host: Annotated[str, typer.Argument(help="A host of the specs.")],
-        specs: Annotated[Path, typer.Option("--specs", help="Folder of specs.")] = Path("specs"),
+        specs: Specs = DEFAULT_SPECS,
         host_key: Annotated[
             list[str] | None,
             typer.Option(

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reconciler.cli.context import (
+    DEFAULT_SPECS,
     Output,
     PassOutput,
+    Specs,
     guarded,
     load_specs,
     settings,
@@ -34,7 +36,7 @@ def register(app: typer.Typer) -> None:
         protected: Annotated[
             bool, typer.Option("--protected", help="Also when it was protected.")
         ] = False,
-        specs: Annotated[Path, typer.Option("--specs", help="Folder of specs.")] = Path("specs"),
+        specs: Specs = DEFAULT_SPECS,
         yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
         output: Annotated[
             Output, typer.Option("--output", "-o", help="text, or json: NDJSON as of a run.")

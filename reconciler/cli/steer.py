@@ -17,6 +17,7 @@ import typer
 
 from reconciler.cli.context import (
     HERE,
+    Format,
     Output,
     PassOutput,
     SpecsAt,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from reconciler.settings import Settings
 
 ServerName = Annotated[str, typer.Argument(help="A server of the specs.")]
-Format = Annotated[Output, typer.Option("--output", "-o", help="text or json.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 RunFormat = Annotated[
     Output, typer.Option("--output", "-o", help="text, or json: NDJSON as of a run.")

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reconciler.cli.context import (
+    DEFAULT_SPECS,
+    Format,
     Output,
+    Specs,
     guarded,
     is_terminal,
     load_snapshot,
@@ -110,10 +113,8 @@ def register(app: typer.Typer) -> None:
         report: Annotated[
             Path | None, typer.Option("--report", help="Write the report as an HTML file.")
         ] = None,
-        specs: Annotated[Path, typer.Option("--specs", help="Folder of specs.")] = Path("specs"),
-        output: Annotated[
-            Output, typer.Option("--output", "-o", help="text or json.")
-        ] = Output.TEXT,
+        specs: Specs = DEFAULT_SPECS,
+        output: Format = Output.TEXT,
     ) -> None:
         """Try settings of a server, one rollout each, under one gate; then what was applied comes back.
 
