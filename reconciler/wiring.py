@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from reconciler.transports.base import Transport
     from reconciler.transports.ssh import SshTransport
 
+MACHINE_ID = Path("/etc/machine-id")
+"""systemd's own number of this installation of the operating system, see machine-id(5)."""
+
 
 @cache
 def engines() -> Mapping[str, Engine]:
@@ -140,10 +143,16 @@ def runners(settings: Settings) -> Mapping[str, Meter]:
 def holder(settings: Settings) -> str:
     """Give this installation's name in leases: what the operator chose, else who runs it where; and from which state.
 
-    The state directory is part of the name, because the lock that tells its processes apart lies there.
+    State directory and machine are part of the name, because the lock that tells its processes apart lies there: another
+    machine where the same user has a directory of the same name must never take a living lease over.
     """
     name = settings.holder or f"{getpass.getuser()}@{socket.gethostname()}"
-    return f"{name}/{hashlib.sha256(settings.state_dir.encode()).hexdigest()[:8]}"
+    try:
+        machine = MACHINE_ID.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        machine = ""
+    place = f"{machine}:{settings.state_dir}"
+    return f"{name}/{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from reconciler import wiring
 from reconciler.core.errors import StoreError
 from reconciler.settings import Settings
 from reconciler.wiring import alone_on, holder
@@ -42,3 +43,15 @@ def test_another_state_directory_is_another_holder() -> None:
     assert holder(Settings(state_dir="/a", holder="ci")) != holder(
         Settings(state_dir="/b", holder="ci")
     )
+
+
+def test_another_machine_is_another_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same user with a state directory of the same name elsewhere never takes a living lease over (S8)."""
+    names = set()
+    for machine in ("a" * 32, "b" * 32, None):
+        file = tmp_path / f"{machine}"
+        if machine:
+            file.write_text(machine + "\n")
+        monkeypatch.setattr(wiring, "MACHINE_ID", file)
+        names.add(holder(Settings(state_dir="/a", holder="ci")))
+    assert len(names) == 3

@@ -122,11 +122,13 @@ class RealMachine:
         self._driver_roots = tuple(driver_roots)
         self._probe_limit_s = probe_limit_s
         self._gpu_fields: Optional[List[str]] = None
+        self._smi_is_silent = False
         self._seen_units: Dict[str, Tuple[float, Reading]] = {}
 
     def forget(self) -> None:
         """Forget what was seen: called before each request and wherever time passes or something is done."""
         self._seen_units.clear()
+        self._smi_is_silent = False
 
     def _unit_properties(self, name: str) -> Reading:
         """Return a unit's properties; three parts of one look are answered by one call of the bus."""
@@ -477,14 +479,17 @@ class RealMachine:
         """Run nvidia-smi once, never beside one that hangs: its output, or why there is none.
 
         A driver that hangs leaves nvidia-smi unkillable, and each further one is a client more that blocks
-        a reset. So a probe is written down with its identity while it runs, and one at a time.
+        a reset. So a probe is written down with its identity while it runs, and one at a time. One that did not
+        answer is not tried again in the same look, which somebody waits for.
         """
+        if self._smi_is_silent:
+            return "nvidia-smi did not answer in time a moment ago; not asking again in this look"
         program = shutil.which("nvidia-smi", path=PROGRAM_PATH)
         if program is None:
             return "nvidia-smi is not on this machine"
         directory = self._probe_directory()
         if directory is None:
-            return _program([program, *arguments], self._probe_limit_s)
+            return self._heard(_program([program, *arguments], self._probe_limit_s))
         record = f"{directory}/probe.json"
         try:
             with file_lock(f"{directory}/probe.lock", self._probe_limit_s):
@@ -498,11 +503,16 @@ class RealMachine:
                 )
                 if _hanging_probe(record) is None:
                     remove_file(record)
-                return answer
+                return self._heard(answer)
         except Busy:
+            self._smi_is_silent = True
             return "another nvidia-smi of ours is still running"
         except OSError as error:
             return f"nvidia-smi could not be run: {error}"
+
+    def _heard(self, answer: Any) -> Any:
+        self._smi_is_silent = getattr(answer, "exit_status", 0) == TIMED_OUT
+        return answer
 
     def _probe_directory(self) -> Optional[str]:
         """Return where the running probe is written down: ours as root, else the user's own run directory."""

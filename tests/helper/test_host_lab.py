@@ -279,10 +279,15 @@ answer = [held["verdict"], [one["class"] for one in held["holders"]], judge()]
 
 
 def test_a_hung_nvidia_smi_does_not_pile_up(lab_host: SystemdHost) -> None:
-    """A probe that does not answer is ended at its limit, and its card is unknown, not free."""
+    """A probe that does not answer is ended at its limit, and its card is unknown, not free; the look waits for it once."""
     lab_host.check(["sh", "-c", 'echo \'{"mode": "hang"}\' > /run/fakegpu/fault.json'])
-    code = "m = host.RealMachine(probe_limit_s=1)\nanswer = [m.gpus(), m.apps(), m.listdir('/run/reconciler')]"
-    gpus, apps, names = ask(lab_host, code)
+    code = """
+m = host.RealMachine(probe_limit_s=3)
+began = m.boottime()
+answer = [m.gpus(), m.apps(), m.boottime() - began, m.listdir('/run/reconciler')]
+"""
+    gpus, apps, took_s, names = ask(lab_host, code)
+    assert took_s < 5, "a look has 40 s, and a probe 25"
     assert "in time" in gpus["unknown"]
     assert "in time" in apps["unknown"]
     assert "probe.json" not in names
