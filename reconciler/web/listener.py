@@ -1,22 +1,23 @@
-"""The daemon's small HTTP listener: `GET /healthz`, and `POST /hook` where a secret was set. Loopback unless told otherwise.
+"""The daemon's small HTTP listener: `/healthz` (GET, HEAD), and `POST /hook` where a secret was set. Loopback unless told otherwise.
 
 A hostile client can have: a few seconds, 16 KiB of header, a body below its cap that names its length, and one of a few
-places. Every answer closes the connection. Nothing that a client sends is logged or repeated.
+places, until somebody else needs it: then the one that took longest yields, so that many who say nothing keep nobody out.
+Every answer closes the connection. Nothing that a client sends is logged or repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Final
 
-from reconciler.core.errors import StoreError
+from reconciler.core.errors import UsageError
 from reconciler.web.webhook import Hooks, Judgement
 
 HEADER_BYTES: Final = 16 * 1024
@@ -51,13 +52,14 @@ class Listener:
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
     _thread: threading.Thread | None = None
     _server: asyncio.Server | None = None
-    _places: int = PLACES
+    _held: dict[asyncio.Timeout, None] = field(default_factory=dict)
+    """The limits of those that hold a place, in the order in which they came."""
 
     def start(self) -> tuple[str, int]:
         """Bind, serve, and give where.
 
         Raises:
-            StoreError: The address cannot be had.
+            UsageError: The address cannot be had.
         """
         try:
             self._server = self._loop.run_until_complete(
@@ -65,8 +67,12 @@ class Listener:
             )
         except OSError as error:
             self._loop.close()
-            raise StoreError(
-                f"{self.host}:{self.port} cannot be listened on ({error.strerror}); nothing was started"
+            # asyncio puts a sentence of its own where the system's word is; only a name that is not found has no number.
+            number = error.errno or 0
+            why = os.strerror(number) if number > 0 else error.strerror
+            raise UsageError(
+                f"--listen {self.host}:{self.port}: cannot be listened on ({why}); nothing was started: name another address, "
+                "or end whoever has it"
             ) from error
         self._thread = threading.Thread(target=self._loop.run_forever, name="listener", daemon=True)
         self._thread.start()
@@ -91,34 +97,46 @@ class Listener:
         await asyncio.gather(*others, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        status, answer = HTTPStatus.SERVICE_UNAVAILABLE, b""
-        if self._places > 0:
-            self._places -= 1
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    status, answer = self._answer(await _read(reader))
-            except _RefusedError as refused:
-                status = refused.status
-            except (
-                TimeoutError,
-                asyncio.IncompleteReadError,
-                asyncio.LimitOverrunError,
-                ValueError,
-                OSError,
-            ):
-                status = HTTPStatus.BAD_REQUEST
-            finally:
-                self._places += 1
-        head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(answer)}\r\nConnection: close\r\nCache-Control: no-store\r\n\r\n"
-        with suppress(OSError, TimeoutError):
-            writer.write(head.encode() + answer)
-            async with asyncio.timeout(PATIENCE_S):
+        limit = asyncio.timeout(PATIENCE_S)
+        writer.transport.set_write_buffer_limits(high=0)  # `drain` waits until all is out.
+        self._make_room()
+        self._held[limit] = None
+        try:
+            async with limit:
+                writer.write(await self._reply(reader))
                 await writer.drain()
-        writer.close()
+        except TimeoutError:
+            writer.write(_written(HTTPStatus.REQUEST_TIMEOUT, b""))
+        except OSError:
+            pass  # Whoever asked is gone.
+        finally:
+            self._held.pop(limit, None)
+            # Closed, or dropped where it does not even take the answer: nothing may keep the descriptor.
+            if writer.transport.get_write_buffer_size():
+                writer.transport.abort()
+            writer.close()
+
+    def _make_room(self) -> None:
+        """Let the one that came first go where all places are taken: a request is there in milliseconds, or is none."""
+        while len(self._held) >= PLACES:
+            first = next(iter(self._held))
+            del self._held[first]
+            if not first.expired():
+                first.reschedule(self._loop.time())
+
+    async def _reply(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            request = await _read(reader)
+            status, answer = self._answer(request)
+        except _RefusedError as refused:
+            return _written(refused.status, b"")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+            return _written(HTTPStatus.BAD_REQUEST, b"")
+        return _written(status, answer, body=request.method != "HEAD")
 
     def _answer(self, request: _Request) -> tuple[HTTPStatus, bytes]:
         match request.method, request.path:
-            case "GET", "/healthz":
+            case "GET" | "HEAD", "/healthz":
                 health = self.health()
                 status = HTTPStatus.OK if health["ok"] else HTTPStatus.SERVICE_UNAVAILABLE
                 return status, json.dumps(health).encode()
@@ -133,6 +151,12 @@ class Listener:
                 return HTTPStatus.METHOD_NOT_ALLOWED, b""
             case _:
                 return HTTPStatus.NOT_FOUND, b""
+
+
+def _written(status: HTTPStatus, answer: bytes, *, body: bool = True) -> bytes:
+    """Write an answer out; without `body` only its head, which is what HEAD asks for."""
+    head = f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(answer)}\r\nConnection: close\r\nCache-Control: no-store\r\n\r\n"
+    return head.encode() + (answer if body else b"")
 
 
 async def _read(reader: asyncio.StreamReader) -> _Request:

@@ -6,14 +6,17 @@ import base64
 import hashlib
 import hmac
 import http.client
+import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import pytest
 
-from reconciler.web.listener import BODY_BYTES, Listener
+from reconciler.core.errors import UsageError
+from reconciler.web.listener import BODY_BYTES, PLACES, Listener
 from reconciler.web.webhook import WINDOW_S, Hooks, Judgement
 
 SECRET = b"0123456789abcdef-secret"
@@ -141,3 +144,46 @@ def test_a_thousand_forged_hooks_cost_little(served: Served) -> None:
     assert served.ask("GET", "/healthz") == 200
     assert time.process_time() - began < 30
     assert served.triggers == []
+
+
+def test_many_who_say_nothing_keep_nobody_out(served: Served) -> None:
+    """T17: three times as many half-open connections as there are places, and the health page and a hook are answered at once."""
+    with ExitStack() as held:
+        for _ in range(3 * PLACES):
+            idle = held.enter_context(socket.create_connection(("127.0.0.1", served.port), 10))
+            idle.sendall(b"GET /healthz HTTP/1.1\r\n")
+        assert served.ask("GET", "/healthz") == 200
+        assert served.ask("POST", "/hook", BODY, X_Gitea_Signature=SIGNED) == 202
+        first = held.enter_context(socket.create_connection(("127.0.0.1", served.port), 10))
+        for _ in range(PLACES):
+            held.enter_context(socket.create_connection(("127.0.0.1", served.port), 10))
+        assert first.recv(4096).startswith(b"HTTP/1.1 408 ")
+
+
+def test_head_gets_what_get_would_without_the_body(served: Served) -> None:
+    """Checkers that ask by HEAD get the status and the length, and no byte more."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as talk:
+        talk.sendall(b"HEAD /healthz HTTP/1.1\r\n\r\n")
+        answer = b"".join(iter(lambda: talk.recv(4096), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert f"Content-Length: {len(json.dumps({'ok': True}))}".encode() in head
+    assert body == b""
+    assert served.ask("HEAD", "/hook") == 405
+
+
+def test_an_address_that_is_taken_is_a_usage_error_with_one_reason(served: Served) -> None:
+    """No host is involved: a wrong command line, told once, in the system's words."""
+    other = Listener("127.0.0.1", served.port, dict, lambda: None)
+    with pytest.raises(UsageError) as failed:
+        other.start()
+    said = str(failed.value)
+    assert said.lower().count("in use") == 1
+    assert f"--listen 127.0.0.1:{served.port}" in said
+    assert "error while" not in said
+
+
+def test_a_name_that_does_not_exist_is_told_as_such() -> None:
+    """A resolver's error has no number of the system, and its words are kept."""
+    with pytest.raises(UsageError, match=r"known|resolution|address associated"):
+        Listener("no-such-host.invalid", 0, dict, lambda: None).start()
