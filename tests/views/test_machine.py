@@ -23,4 +23,4 @@ def test_a_line_of_a_journal_is_one_object_on_one_line() -> None:
 def test_a_line_of_a_journal_moves_no_cursor() -> None:
     """For people control and bidi characters are escapes (T19); the time is UTC."""
     shown = log_line("qwen", 1_790_000_000.25, HOSTILE)
-    assert shown == "2026-09-21T13:33:20Z \\u001b[2Jup\\u202e \u00b1\\u000anext"
+    assert shown == "2026-09-21T14:13:20Z \\u001b[2Jup\\u202e \u00b1\\u000anext"
