@@ -19,6 +19,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Final
 
 from reconciler.core.diagnosis_rules import CODES, REACTIONS, RULES, Cause, Rank, Reaction, Rule
@@ -72,8 +73,8 @@ class Diagnosis:
 
     @property
     def known(self) -> bool:
-        """Whether a cause was found."""
-        return self.cause is not Cause.UNKNOWN
+        """Whether the log says something that is known, though it may leave open whose fault that was."""
+        return self.code != "unknown"
 
 
 # -- reading --------------------------------------------------------------------------------------------
@@ -97,6 +98,8 @@ class _Candidate:
     before: tuple[Line, ...]
     after: list[Line] = field(default_factory=list)
     times: int = 1
+    accounts: Line | None = None
+    """The first line of these words that says who has how much of the card."""
     frees: list[float] = field(default_factory=list)
 
 
@@ -130,6 +133,10 @@ _LOADING: Final = re.compile(
     r"|KV Cache is allocated|Initializing a V1 LLM engine|Fetching \d+ files|load_tensors: |llama_model_loader: |srv +load_model: loading"
     r"|Memory pool end|DeepGEMM warmup|Model loading took|Loading weights took|Graph capturing|Memory profiling takes"
 )
+_BEGAN: Final = re.compile(
+    r"Initializing a V1 LLM engine|Init torch distributed|ggml_cuda_init: found \d|build: \d+ \("
+)
+"""Where a server begins, before it reads a weight."""
 _ENDED: Final = re.compile(
     r"(?:\S+: )?Main process exited, code=(?:killed|dumped|exited, status=[1-9])|\S+: Failed with result|(?:runtime: )?container \S* ?exit(?:ed)?\b"
     r"|Killed$|Aborted\b|Segmentation fault|Fatal Python error|Traceback \(most recent call last\)|terminate called after throwing"
@@ -210,6 +217,7 @@ class Scan:
         self.ready: Line | None = None
         self.draining: Line | None = None
         self.loading: Line | None = None
+        self.begun: Line | None = None
         self.ended: Line | None = None
         self.loud: list[Line] = []
         self.left_over: list[Line] = []
@@ -338,6 +346,8 @@ class Scan:
             self.ended = line
         elif _LOADING.match(text):
             self.loading = line
+        if self.begun is None and _BEGAN.match(text):
+            self.begun = line
         if begun := _WEIGHTS_BEGIN.match(text):
             self.stage = replace(self.stage, weights_begun=line.number, weights_ended=0)
             if begun["free"]:
@@ -430,6 +440,8 @@ class Scan:
             self.open_windows.append(known)
         else:
             known.times += 1
+        if known.accounts is None and _tells_use(line.text):
+            known.accounts = line
         if free and len(known.frees) < 4 * LINES_MAX:
             known.frees.append(float(free[1]))
 
@@ -604,7 +616,7 @@ def _unknown_flag(candidate: _Candidate, scan: Scan, flag_history: FlagHistory |
     return _verdict(scan, "unknown_flag", candidate.line, "certain")
 
 
-_VAGUE: Final = frozenset({"launch_failure", "oom_after_weights"})
+_VAGUE: Final = frozenset({"launch_failure", "oom_after_weights", "oom_unclear"})
 
 Told = tuple[str, str, Sequence[Line]]
 _MEMORY: Final = frozenset(
@@ -630,10 +642,10 @@ def _loops(candidate: _Candidate, scan: Scan) -> bool:
     return scan.restarts >= 5 or (scan.restarts >= 2 and candidate.times >= 2 and falling)
 
 
-def _held(scan: Scan) -> Told:
+def _held(scan: Scan, note: str = "") -> Told:
     if scan.left_over:
         return "orphan_workers", "", scan.left_over
-    return "gpu_memory_held", "", ()
+    return "gpu_memory_held", note, ()
 
 
 def _free_memory(candidate: _Candidate, scan: Scan) -> Told:
@@ -642,8 +654,7 @@ def _free_memory(candidate: _Candidate, scan: Scan) -> Told:
         return _unbalanced(candidate, scan)
     numbers = _FREE.match(candidate.line.text)
     if numbers is None:
-        code, _, more = _held(scan)
-        return code, "probably: the numbers are cut off", more
+        return _held(scan, "probably: the numbers are cut off")
     free, total, wanted = (float(n) for n in numbers.groups())
     short, used = wanted - free, total - free
     if not scan.left_over and short <= max(0.5, total / 50) and used <= max(1.5, total * 0.12):
@@ -661,7 +672,7 @@ def _unbalanced(candidate: _Candidate, scan: Scan) -> Told:
         candidate.stage.weights_ended or any("/speculative/" in line.shown for line in drafts)
     ):
         return "draft_memory_check", "", drafts
-    return _held(scan)
+    return _held(scan, "probably: the engine itself only supposes it")
 
 
 def _draft_lines(lines: Iterable[Line]) -> list[Line]:
@@ -672,50 +683,122 @@ def _draft_lines(lines: Iterable[Line]) -> list[Line]:
 
 
 _CAPACITY: Final = re.compile(
-    r"total capacity of ([\d.]+) (MiB|GiB) of which ([\d.]+) (bytes|KiB|MiB|GiB) is free"
+    r"total capaci?ty of ([\d.]+) (MiB|GiB) of which ([\d.]+) (bytes|KiB|MiB|GiB) is free"
+)
+_CAPACITY_OLD: Final = re.compile(
+    r"([\d.]+) (MiB|GiB) total capacity; .*?([\d.]+) (bytes|KiB|MiB|GiB) free\b"
 )
 _OTHERS: Final = re.compile(r"Process (\d+) has ([\d.]+) (MiB|GiB) memory in use")
 _OWN: Final = re.compile(r"this process has ([\d.]+) (MiB|GiB) memory in use")
 _ALLOCATED: Final = re.compile(
     r"Of the allocated memory ([\d.]+) (MiB|GiB) is allocated by PyTorch"
 )
+_RESERVED: Final = re.compile(r"([\d.]+) (MiB|GiB) reserved in total by PyTorch")
+
+
+class _Whose(Enum):
+    """Who fills the card."""
+
+    OWN = "the engine itself"
+    OTHERS = "others, and the engine is not among those that are listed"
+    OTHERS_BESIDE = "others, beside the engine"
+    ONE = "one process, which may be the engine itself"
+    UNTOLD = "the log does not say"
 
 
 def _gib(number: str, unit: str) -> float:
     return float(number) * {"bytes": 2.0**-30, "KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0}[unit]
 
 
+def _tells_use(text: str) -> bool:
+    return bool(_CAPACITY.search(text) or _CAPACITY_OLD.search(text))
+
+
+def _accounts(candidate: _Candidate) -> str:
+    """Give the words that say who has how much, which another rank may have said."""
+    return (candidate.accounts or candidate.line).text
+
+
 def _out_of_memory(candidate: _Candidate, scan: Scan) -> Told:
-    """Say whose memory it was, and what did not fit."""
-    text, stage = candidate.line.text, candidate.stage
+    """Say whose memory it was, and what did not fit. Where no line tells, that is the answer: a guess would end or restart the wrong one."""
+    stage = candidate.stage
+    whose = _whose(_accounts(candidate), stage)
+    if (foreign := _foreign(whose, candidate, scan)) is not None:
+        return foreign
     if stage.ready and stage.ready > stage.weights_begun:
-        return "oom_under_load", "", ()
-    whose = _whose(text, stage)
-    if whose == "others" or (whose is None and not stage.weights_begun):
-        return _held(scan)
+        return "oom_under_load", "" if whose is _Whose.OWN else _UNTOLD, ()
+    if whose is not _Whose.OWN and not stage.weights_begun:
+        return _before_weights(candidate, scan, whose)
+    note = "" if whose is _Whose.OWN else _UNTOLD
     around = (*candidate.before[-8:], candidate.line, *candidate.after)
     if drafts := _draft_lines(around):
-        return "oom_draft", "", drafts
-    note = "" if whose == "own" else "probably: the log does not say who holds the rest"
-    return ("oom_after_weights" if stage.weights_ended else "oom_weights"), note, ()
+        return "oom_draft", note, drafts
+    if stage.weights_ended:
+        return "oom_after_weights", note, ()
+    if whose is _Whose.OWN:
+        return "oom_weights", "", ()
+    # Weights were being read; whether the card was empty when that began, nobody said.
+    if scan.left_over:
+        return _held(scan)
+    return "oom_unclear", f"{whose.value}; weights were being read", ()
 
 
-def _whose(text: str, stage: _Stage) -> str | None:
-    """Say whether the engine itself fills the card ("own"), somebody else does ("others"), or nothing tells."""
-    capacity = _CAPACITY.search(text)
-    if capacity is None:
+_UNTOLD: Final = "probably: the log does not say who holds the rest"
+
+
+def _foreign(whose: _Whose, candidate: _Candidate, scan: Scan) -> Told | None:
+    """Give the verdict where a line shows memory that is not the engine's; None where none does."""
+    elsewhere = candidate.accounts
+    more = [] if elsewhere is None or elsewhere is candidate.line else [elsewhere]
+    if whose is _Whose.OTHERS_BESIDE:
+        code, note, left = _held(scan)
+    elif whose is _Whose.OTHERS:
+        code, note, left = _held(scan, "probably: by what the engine counts as its own")
+    else:
         return None
+    return code, note, (*left, *more)
+
+
+def _before_weights(candidate: _Candidate, scan: Scan, whose: _Whose) -> Told:
+    """Judge a card that was full before the log has a weight: taken by somebody, if this is where the log's server began."""
+    if scan.left_over:
+        return _held(scan)
+    if whose is _Whose.ONE:
+        return _held(scan, "probably: one process has it, and no weights were read before")
+    if _began(candidate, scan):
+        return _held(scan, "probably: no weights were read before")
+    return "oom_unclear", "", ()
+
+
+def _began(candidate: _Candidate, scan: Scan) -> bool:
+    """Say whether the log has the start of the server that ran out of memory, so that what is not in it did not happen."""
+    return scan.begun is not None and scan.begun.number <= candidate.line.number
+
+
+def _graphs(candidate: _Candidate, scan: Scan) -> Told:
+    """Graphs need the memory that is left, unless a line says that somebody else has it."""
+    foreign = _foreign(_whose(_accounts(candidate), candidate.stage), candidate, scan)
+    return foreign or ("oom_graph_capture", "", ())
+
+
+def _whose(text: str, stage: _Stage) -> _Whose:
+    """Say who fills the card, by one line's account of it and by how empty it was when loading began."""
+    capacity = _CAPACITY.search(text) or _CAPACITY_OLD.search(text)
+    if capacity is None:
+        return _Whose.UNTOLD
     total, free = _gib(capacity[1], capacity[2]), _gib(capacity[3], capacity[4])
-    if stage.free_gib is not None and stage.free_gib >= 0.9 * total:
-        return "own"  # It was empty when loading began.
-    own = _OWN.search(text) or _ALLOCATED.search(text)
-    others = sum(_gib(n, unit) for _, n, unit in _OTHERS.findall(text))
-    if own is not None:
-        return "own" if _gib(own[1], own[2]) >= 0.75 * (total - free) else "others"
-    rest = total - free - others
-    if others >= 1.0 and rest >= 1.5:
-        return "others"  # What the listed ones do not use is ours.
-    return "own" if others >= 1.0 and len(_OTHERS.findall(text)) == 1 else None
+    own = _OWN.search(text) or _ALLOCATED.search(text) or _RESERVED.search(text)
+    listed = [_gib(n, unit) for _, n, unit in _OTHERS.findall(text)]
+    if own is not None and _gib(own[1], own[2]) < 0.75 * (total - free):
+        return _Whose.OTHERS_BESIDE if sum(listed) >= 1.0 else _Whose.OTHERS
+    if own is not None or (stage.free_gib is not None and stage.free_gib >= 0.9 * total):
+        return _Whose.OWN  # By its own count, or because the card was empty when loading began.
+    if stage.free_gib is not None and sum(listed) >= 1.0:
+        return _Whose.OTHERS  # It was not: what was in use then is not the engine's.
+    if len(listed) > 1 and sum(listed) >= 1.0 and total - free - sum(listed) >= 1.5:
+        return _Whose.OTHERS  # What the listed ones do not use is ours.
+    # Inside a container the engine does not know its own number among those listed.
+    return _Whose.ONE if len(listed) == 1 and listed[0] >= 1.0 else _Whose.UNTOLD
 
 
 def _scheduler_died(candidate: _Candidate, scan: Scan) -> Told | None:
@@ -744,6 +827,7 @@ def _stuck(candidate: _Candidate, scan: Scan) -> Told | None:
 _READINGS: Final[Mapping[str, Callable[[_Candidate, Scan], Told | None]]] = {
     "gpu_memory_held": _free_memory,
     "oom_weights": _out_of_memory,
+    "oom_graph_capture": _graphs,
     "host_memory_limit": _scheduler_died,
     "watchdog_timeout": _watchdog,
     "process_unkillable": _stuck,

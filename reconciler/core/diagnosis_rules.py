@@ -88,6 +88,7 @@ CODES: Final[Mapping[str, Meaning]] = {
     "context_above_model": Meaning(C.CONFIG_ERROR, "the context asked for is longer than the model's own", "lower the context length in `args` to what the model's config.json allows"),
     # -- memory
     "oom_weights": Meaning(C.CONFIG_ERROR, "the weights do not fit into the cards, which were free", "use more GPUs (`tp_size`), a smaller quantization, or another model"),
+    "oom_unclear": Meaning(C.UNKNOWN, "the GPU's memory ran out, and nothing in this log shows whose it was", "see who is on the cards (`reconcile doctor HOST`, nvidia-smi) and give the whole log from the server's start: if others hold the memory, have it released; if nobody does, the spec asks for too much", also_page=True),
     "oom_draft": Meaning(C.CONFIG_ERROR, "the draft model no longer fits beside the main one", "lower the memory fraction in `args`, or leave `speculative` out"),
     "oom_after_weights": Meaning(C.CONFIG_ERROR, "the weights fitted, what comes after them did not", "lower the memory fraction, the batch or the context in `args`"),
     "oom_graph_capture": Meaning(C.CONFIG_ERROR, "no memory was left for capturing graphs", "lower the memory fraction (mem-fraction-static, gpu-memory-utilization), or capture for smaller batches"),

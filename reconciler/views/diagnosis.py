@@ -43,7 +43,7 @@ def diagnosis_text(found: Diagnosis, name: str) -> str:
         also = ", and tell a person" if found.also_page else ""
         reaction = (
             _REACTIONS[found.reaction]
-            if found.known
+            if found.cause is not Cause.UNKNOWN
             else "go back to the last good revision, never try again and again"
         )
         lines += [f"  change    {found.change}", f"  reaction  {reaction}{also}"]

@@ -281,6 +281,53 @@ def test_whose_memory_it_was_decides_what_is_to_be_done(log: str, code: str) -> 
     assert read(log).code == code
 
 
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.32 GiB of which 1.00 GiB is free. "
+ONE = "Process 1234 has 78.00 GiB memory in use. "
+THIS = "Including non-PyTorch memory, this process has {} GiB memory in use. "
+OLD = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 79.32 GiB total capacity; {0} GiB already allocated; 1.00 GiB free; {0} GiB reserved in total by PyTorch)"
+LOADING = "(Worker pid=9) INFO 07-28 14:05:52 [gpu_model_runner.py:1] Starting to load model X...\n"
+STARTING = "(EngineCore pid=118) INFO 07-28 14:05:52 [core.py:106] Initializing a V1 LLM engine\n"
+READY = "INFO:     Application startup complete.\n"
+CAPTURE = "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 448.00 MiB. GPU 7 has a total capacity of 80.00 GiB of which 0.20 GiB is free. "
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "confidence"),
+    [
+        ("CUDA out of memory. Tried to allocate 20 GiB", "oom_unclear", "likely"),
+        ("RuntimeError: CUDA error: out of memory", "oom_unclear", "likely"),
+        ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.", "oom_unclear", "likely"),
+        ("allocating 9000.00 MiB on device 0: cudaMalloc failed: out of memory", "oom_unclear", "likely"),
+        (FULL, "oom_unclear", "likely"),
+        (LOADING + FULL, "oom_unclear", "likely"),
+        (LOADING + FULL + ONE, "oom_unclear", "likely"),
+        (FULL + ONE, "gpu_memory_held", "likely"),
+        (STARTING + FULL, "gpu_memory_held", "likely"),
+        (FULL + ONE + THIS.format("0.30"), "gpu_memory_held", "certain"),
+        (LOADING + FULL + ONE + THIS.format("0.30"), "gpu_memory_held", "certain"),
+        (LOADING + FULL + THIS.format("78.20"), "oom_weights", "certain"),
+        (LOADING + OLD.format("78.00"), "oom_weights", "certain"),
+        (LOADING + OLD.format("20.00"), "gpu_memory_held", "likely"),
+        (READY + FULL, "oom_under_load", "likely"),
+        (READY + FULL + THIS.format("78.20"), "oom_under_load", "certain"),
+        (READY + FULL + "Process 1234 has 60.00 GiB memory in use. " + THIS.format("18.00"), "gpu_memory_held", "certain"),
+        (CAPTURE + THIS.format("79.00"), "oom_graph_capture", "certain"),
+        (CAPTURE + "Process 1234 has 60.00 GiB memory in use. " + THIS.format("19.00"), "gpu_memory_held", "certain"),
+        (LOADING + "CUDA out of memory. Tried to allocate 1 GiB.\n" + FULL + ONE + THIS.format("0.30"), "gpu_memory_held", "certain"),
+    ],
+)  # fmt: skip
+def test_only_a_line_that_shows_whose_memory_it_was_makes_it_certain(
+    log: str, code: str, confidence: str
+) -> None:
+    """Out of memory is somebody else's, or the spec's, with certainty only where the log accounts for the card; else that is left open."""
+    found = read(log)
+    assert (found.code, found.confidence) == (code, confidence)
+    assert found.key_line is not None
+    if code == "oom_unclear":
+        assert (found.cause, found.known, found.also_page) == (Cause.UNKNOWN, True, True)
+        assert "free" not in found.why
+
+
 @pytest.mark.parametrize(
     ("kernel", "code"),
     [

@@ -73,7 +73,7 @@ STORIES: dict[str, tuple[Behaviour, tuple[str, ...], str, bool]] = {
         dies(log("sglang-oom-weights-too-big")), (), "oom_weights", True,
     ),
     "memory that is missing on cards that were proven free": (
-        dies("torch.AcceleratorError: CUDA error: out of memory"), (), "gpu_memory_held", True,
+        dies("torch.AcceleratorError: CUDA error: out of memory"), (), "oom_unclear", True,
     ),
     "a port that is taken": (
         dies(log("trtllm-port-busy")), (), "port_in_use (resource busy", False,
