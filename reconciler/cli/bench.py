@@ -22,7 +22,9 @@ from reconciler.cli.context import (
     load_specs,
     one_server,
     out,
+    out_markup,
     settings,
+    terminal_width,
 )
 from reconciler.core.errors import UsageError
 
@@ -313,7 +315,7 @@ def _of_specs(name: str, specs: Path, asked: Asked) -> int:
 
     setup = settings()
     server, host = one_server(load_specs(specs, setup), name)
-    connected = connected_host(host, Path(setup.state_dir))
+    connected = connected_host(host, Path(setup.state_dir), setup.ssh_config)
     try:
         if asked.origin is Origin.HOST:
             there = on_the_host(server, bearer=bearer_of(server, connected))
@@ -362,14 +364,12 @@ def _show(found: Benchmark, output: Output) -> None:
     from rich.console import Console
 
     from reconciler.views.benchmark import level_table, lines
+    from reconciler.views.table import table_lines
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 160  # A log has no edge at which a number may be cut.
     if found.levels:
-        console.print(level_table(found))
-    for line in lines(found, colour=console.is_terminal and not console.no_color):
-        console.print(line, soft_wrap=True)
+        out_markup(table_lines(level_table(found), terminal_width()))
+    console = Console()
+    out_markup(lines(found, colour=console.is_terminal and not console.no_color))
 
 
 def _exit_code(found: Benchmark) -> int:

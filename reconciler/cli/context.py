@@ -91,10 +91,10 @@ def out_markup(lines: Iterable[str], *, talk: bool = False) -> None:
 
 def terminal_width() -> int | None:
     """Give the columns of the terminal that is printed to; None: it is none, and a line may be as long as it likes."""
-    from rich.console import Console
+    from shutil import get_terminal_size
 
-    console = Console()
-    return console.width if console.is_terminal else None
+    # rich takes a dumb terminal to be 80 columns wide, whatever it says of itself.
+    return get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def settings() -> Settings:

@@ -22,6 +22,7 @@ from reconciler.cli.context import (
     say_problems,
     settings,
     stoppable,
+    terminal_width,
 )
 from reconciler.core.errors import UsageError
 
@@ -200,15 +201,14 @@ def _show_end(host: str, released: Released, *, stream: bool) -> int:
     from reconciler.core.conditions import worst
     from reconciler.views.machine import line, summary_json
     from reconciler.views.release import proof_json, proof_lines, proof_table
+    from reconciler.views.table import table_lines
 
     decided = worst(released.verdicts)
     if stream:
         out(line(proof_json(host, released)))
         out(line(summary_json(released.results, decided)))
         return decided.code
-    from rich.console import Console
-
-    Console(highlight=False, soft_wrap=True).print(proof_table(released.proof))
+    out_markup(table_lines(proof_table(released.proof), terminal_width()))
     out_markup(proof_lines(host, released))
     _say_held(released.results)
     return decided.code

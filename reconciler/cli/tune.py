@@ -19,8 +19,10 @@ from reconciler.cli.context import (
     load_snapshot,
     one_server,
     out,
+    out_markup,
     settings,
     stoppable,
+    terminal_width,
 )
 from reconciler.core.errors import StoreError, UsageError
 from reconciler.core.tuning import OFF, Objective, Point
@@ -263,7 +265,6 @@ class _Listener:
             self._said = sentence
 
     def event(self, event: Event) -> None:
-        from reconciler.cli.context import out_markup
         from reconciler.views.terminal import event_line
 
         text = None if self._quiet else event_line(event)
@@ -293,14 +294,10 @@ def _show(server: Server, ended: Ended, wanted: Wanted) -> None:
             )
         )
     else:
-        from rich.console import Console
+        from reconciler.views.table import table_lines
 
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = 160
-        console.print(tuning.table(ended.tried, ended.choice))
-        for line in tuning.lines(ended.tried, ended.choice, wanted.objective):
-            console.print(line, soft_wrap=True)
+        out_markup(table_lines(tuning.table(ended.tried, ended.choice), terminal_width()))
+        out_markup(tuning.lines(ended.tried, ended.choice, wanted.objective))
     if ended.sentence:
         sys.stderr.write(f"reconcile: {ended.sentence}\n")
     if wanted.report is not None:

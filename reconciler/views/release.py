@@ -127,7 +127,7 @@ def proof_table(proof: Sequence[Mapping[str, Any]]) -> Table:
     """Show one line a GPU: what it was judged by."""
     table = Table(box=None, pad_edge=False)
     for title in ("GPU", "UUID", "VERDICT", "USED", "LIMIT", "BASELINE", "SAMPLES", "HOLDERS SEEN"):
-        table.add_column(title, no_wrap=title != "HOLDERS SEEN", overflow="fold")
+        table.add_column(title)
     for card in proof:
         colour = VERDICT_COLOUR.get(card["verdict"], "yellow")
         table.add_row(

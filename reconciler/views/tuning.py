@@ -26,6 +26,7 @@ from reconciler.core.tuning import (
     single_speeds,
     throughputs,
 )
+from reconciler.views.table import table_lines
 from reconciler.views.terminal import safe, visible
 
 BAR_WIDTH: Final = 24
@@ -49,7 +50,7 @@ def table(tried: Sequence[Tried], choice: Choice) -> Table:
     """Show a line a point, in the order in which they were tried."""
     found = Table(box=None, pad_edge=False)
     for title in ("POINT", "STATE"):
-        found.add_column(title, overflow="fold")
+        found.add_column(title)
     greedy = any(greedy_of(one.results) for one in tried)
     numbers = ("ONE STREAM tok/s", "ALL STREAMS tok/s", "ACCEPTED")
     for title in (*numbers, *(GREEDY_TITLES if greedy else ()), "ROUNDS", "DOWN + UP"):
@@ -135,8 +136,7 @@ def _bars(tried: Sequence[Tried], objective: Objective) -> Iterator[str]:
 def page(title: str, tried: Sequence[Tried], choice: Choice, objective: Objective) -> str:
     """Give the report as one HTML file: the scatter, the table, the sentences."""
     console = Console(record=True, file=StringIO(), width=150, force_terminal=True, highlight=False)
-    console.print(table(tried, choice))
-    for line in lines(tried, choice, objective):
+    for line in (*table_lines(table(tried, choice), None), *lines(tried, choice, objective)):
         console.print(line, soft_wrap=True)
     body = console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
     head = html.escape(visible(title))
@@ -207,8 +207,7 @@ def as_json(
 def message(server: str, tried: Sequence[Tried], choice: Choice, objective: Objective) -> str:
     """Give the commit's message: the choice as its subject, the table as its body."""
     console = Console(file=StringIO(), width=120, no_color=True, highlight=False)
-    console.print(table(tried, choice))
-    for line in lines(tried, choice, objective):
+    for line in (*table_lines(table(tried, choice), None), *lines(tried, choice, objective)):
         console.print(line, soft_wrap=True)
     assert isinstance(console.file, StringIO)
     chosen = choice.winner.point.label if choice.winner is not None else "nothing"
