@@ -134,7 +134,6 @@ def _words(given: list[str] | None) -> tuple[str, ...]:
 
 
 def _release(name: str, specs: Path, options: ReleaseOptions) -> int:
-    from reconciler.core.conditions import INTERRUPTED
     from reconciler.wiring import RealClock, world
 
     setup = settings()
@@ -147,8 +146,7 @@ def _release(name: str, specs: Path, options: ReleaseOptions) -> int:
         raise UsageError(message)
     clock = RealClock()
     with stoppable(clock):
-        code = run_release(fleet, host, world(setup, clock), options)
-    return INTERRUPTED.code if clock.stopping and not options.dry_run else code
+        return run_release(fleet, host, world(setup, clock), options)
 
 
 def run_release(fleet: Fleet, host: Host, controller: World, options: ReleaseOptions) -> int:
@@ -179,7 +177,8 @@ def run_release(fleet: Fleet, host: Host, controller: World, options: ReleaseOpt
             "until": None,
         }
         released = free(found, port, controller, hold, printer(stream=stream), learn=options.learn)
-    return _show_end(host.name, released, stream=stream)
+    interrupted = controller.clock.stopping
+    return _show_end(host.name, released, stream=stream, interrupted=interrupted)
 
 
 def _show_plan(plan: ReleasePlan, options: ReleaseOptions) -> None:
@@ -197,13 +196,13 @@ def _show_plan(plan: ReleasePlan, options: ReleaseOptions) -> None:
         out(line({k: v for k, v in plan_json(plan).items() if k != "format_version"}))
 
 
-def _show_end(host: str, released: Released, *, stream: bool) -> int:
-    from reconciler.core.conditions import worst
+def _show_end(host: str, released: Released, *, stream: bool, interrupted: bool) -> int:
+    from reconciler.core.conditions import INTERRUPTED, worst
     from reconciler.views.machine import line, summary_json
     from reconciler.views.release import proof_json, proof_lines, proof_table
     from reconciler.views.table import table_lines
 
-    decided = worst(released.verdicts)
+    decided = INTERRUPTED if interrupted else worst(released.verdicts)
     if stream:
         out(line(proof_json(host, released)))
         out(line(summary_json(released.results, decided)))

@@ -138,7 +138,6 @@ def check_names(fleet: Fleet, names: Sequence[str]) -> None:
 
 def run_pass(fleet: Fleet, controller: World, options: PassOptions, allow: Permissions) -> int:
     """Plan, show, ask, act, and give the exit code. Spec errors hold back their own servers only."""
-    from reconciler.core.conditions import INTERRUPTED
     from reconciler.reconcile import survey
 
     say_problems(fleet.problems)
@@ -171,15 +170,13 @@ def run_pass(fleet: Fleet, controller: World, options: PassOptions, allow: Permi
     results = act_on(found, controller, stream=stream)
     if options.expect is None and options.saved is None:
         results = in_turn(results, fleet, controller, options, allow)
-    decided = decide(results, fleet)
+    decided = decide(results, fleet, interrupted=controller.clock.stopping)
     finish(results, decided, stream=stream)
-    return INTERRUPTED.code if controller.clock.stopping else decided.code
+    return decided.code
 
 
 def carry_out(found: Survey, fleet: Fleet, controller: World, options: PassOptions) -> int:
     """Show a plan that a person asked for by name, ask, act on it once, and give the exit code."""
-    from reconciler.core.conditions import INTERRUPTED
-
     stream = options.output is PassOutput.JSON
     if stream:
         start_stream(found)
@@ -188,9 +185,9 @@ def carry_out(found: Survey, fleet: Fleet, controller: World, options: PassOptio
     if found.plan.acts and not options.yes and not confirmed():
         return declined(found, fleet)
     results = act_on(found, controller, stream=stream)
-    decided = decide(results, fleet)
+    decided = decide(results, fleet, interrupted=controller.clock.stopping)
     finish(results, decided, stream=stream)
-    return INTERRUPTED.code if controller.clock.stopping else decided.code
+    return decided.code
 
 
 def in_turn(
@@ -232,11 +229,11 @@ def in_turn(
     return tuple(said.values())
 
 
-def decide(results: Sequence[ServerResult], fleet: Fleet) -> Exit:
-    """Give the row of the exit table that this pass ends with."""
-    from reconciler.core.conditions import worst
+def decide(results: Sequence[ServerResult], fleet: Fleet, *, interrupted: bool = False) -> Exit:
+    """Give the row of the exit table that this pass ends with: the one that its last line tells, too."""
+    from reconciler.core.conditions import INTERRUPTED, worst
 
-    return worst(results, spec_errors=bool(fleet.problems))
+    return INTERRUPTED if interrupted else worst(results, spec_errors=bool(fleet.problems))
 
 
 def show_plan(found: Survey, fleet: Fleet, options: PassOptions) -> int:
