@@ -8,13 +8,14 @@ up no other (L7).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Protocol, TypeVar
+from urllib.parse import quote
 
 from reconciler.core.attempt import Attempt, Leg, Phase
 from reconciler.core.checks import waived
@@ -106,6 +107,15 @@ def sole_process(_host: str) -> AbstractContextManager[bool]:
     return nullcontext(enter_result=True)
 
 
+@contextmanager
+def sole(world: World, host: str, servers: Iterable[str]) -> Iterator[bool]:
+    """Be the only process of this installation that works on some servers of a host; False while another one works on any."""
+    with ExitStack() as locks:
+        places = [f"{host}/{quote(server, safe='')}" for server in sorted(servers)]
+        had = [locks.enter_context(world.exclusive(place)) for place in places]
+        yield all(had)
+
+
 class Unseal(Protocol):
     """Whoever opens what lies encrypted in the repository: `sources/unseal.py` with the operator's key, `lab` by making it up."""
 
@@ -162,7 +172,7 @@ class World:
     holder: str
     new_id: Callable[[], str]
     exclusive: Callable[[str], AbstractContextManager[bool]] = sole_process
-    """Make this process the only one of its installation that works on a host; False while another one is."""
+    """Make this process the only one of its installation that works on `HOST/SERVER`; False while another one is."""
     flags: FlagMemory = field(default_factory=PassMemory)
     leaving: Leaving = never
     wall: Callable[[], float] = lambda: 0.0
@@ -625,14 +635,11 @@ def _carry_all(
 ) -> dict[str, ServerResult]:
     done: dict[str, ServerResult] = {}
     try:
-        with world.exclusive(found.host.name) as alone, world.connect(found.host) as port:
+        with world.connect(found.host) as port, ExitStack() as locks:
             for attempt in attempts_of(acting, {p.wish.server: world.new_id() for p in acting}):
                 members = {m.server for m in attempt.members}
                 mine = [p for p in acting if p.wish.server in members]
-                if attempt.resumed and not alone:  # Its own process is still at it.
-                    busy = (still(_under_way(plan, found.host.name)) for plan in mine)
-                    done.update({result.server: result for result in busy})
-                    continue
+                alone = locks.enter_context(sole(world, found.host.name, members))
                 try:
                     opened = opened_for(mine, found.sealed, world.unseal)
                 except ReconcilerError as error:
@@ -657,9 +664,12 @@ def _carry_all(
                     leaving=leaving,
                     secrets=opened,
                 )
-                state = resume(attempt) if attempt.resumed else replace(attempt, alone=alone)
+                state = replace(attempt, alone=alone)
+                if attempt.resumed:
+                    state = resume(state)
                 try:
-                    _record_override(port, mine, world)
+                    if alone or not attempt.resumed:
+                        _record_override(port, mine, world)
                     for result in carry(state, Performer(ports), watcher.turn):
                         done[result.server] = moved_on(result, acting)
                 except LeaseHeldError as error:
@@ -771,11 +781,6 @@ def opened_for(
     targets = [p.wish.target for p in plans if p.wish.target is not None]
     wanted = sorted({d for t in targets for d in digests_in(t.spec)})
     return {digest: unseal(sealed[digest]) for digest in wanted if digest in sealed}
-
-
-def _under_way(plan: ServerPlan, host: str) -> ServerPlan:
-    why = f"another process of this installation works on {host} right now; nothing was done here. Run it again when that has ended"
-    return replace(plan, outcome=Outcome.REFUSED, reason=Reason.LEASE_HELD, sentence=why)
 
 
 def _locked(plan: ServerPlan, error: ReconcilerError) -> ServerPlan:

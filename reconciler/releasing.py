@@ -38,7 +38,7 @@ from reconciler.effects.carry import Turn, carry
 from reconciler.effects.perform import Performer, observe
 from reconciler.effects.ports import HostPort, Ports, Request
 from reconciler.helper.readings import WEDGED_AFTER_S
-from reconciler.reconcile import OBSERVE_DEADLINE_S, Watcher, World, fetch_revision
+from reconciler.reconcile import OBSERVE_DEADLINE_S, Watcher, World, fetch_revision, sole
 from reconciler.resolve import budgets_of, card_named
 
 ASK_DEADLINE_S = 60.0
@@ -219,7 +219,7 @@ def free(
     ledger = Ledger(found.bound, found.plan.gpus, began)
     ledger.look(found.live, began)
     results: list[ServerResult] = []
-    with world.exclusive(found.host.name) as alone:
+    with sole(world, found.host.name, [one.server for one in found.plan.stop]) as alone:
         ids = {one.server: world.new_id() for one in found.plan.stop}
         for attempt in attempts_for(found.plan, found.live, hold, ids):
             watcher = Watcher(found.host.name, began, world.clock, emit)

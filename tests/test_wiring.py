@@ -15,16 +15,17 @@ from reconciler.wiring import alone_on, holder
 
 
 def test_two_processes_of_one_installation_know_of_each_other(tmp_path: Path) -> None:
-    """L3, F11: a lease in our own name may be taken over only while no other process of ours lives on that host."""
-    code = "import sys; from pathlib import Path; from reconciler.wiring import alone_on\nwith alone_on('one', Path(sys.argv[1])) as alone: print(alone)"
-    with alone_on("one", tmp_path) as alone:
+    """L3, F11: a lease in our own name may be taken over only while no other process of ours works on that server of that host."""
+    code = "import sys; from pathlib import Path; from reconciler.wiring import alone_on\nwith alone_on('one/llm', Path(sys.argv[1])) as alone: print(alone)"
+    with alone_on("one/llm", tmp_path) as alone:
         assert alone
         said = subprocess.run(
             [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
         )
         assert said.stdout == "False\n"
-        with alone_on("two", tmp_path) as other:
-            assert other
+        for elsewhere in ("two/llm", "one/other"):
+            with alone_on(elsewhere, tmp_path) as other:
+                assert other
     said = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
     )

@@ -163,8 +163,8 @@ class Wedge:
 class Attempt:
     """The whole state of the step machine between two effects.
 
-    `alone`: no other process of this installation works on these servers, so a lease that stands in our own name
-    is a dead process's and may be taken over at once (L3). `kernel_cursor` says where the kernel log stood when the attempt began:
+    `alone`: no other living process of this installation works on these servers, so a lease that stands in our own name
+    is a dead process's and may be taken over at once (L3); kept by nobody, each process finds it out for itself. `kernel_cursor` says where the kernel log stood when the attempt began:
     what the GPU drivers said since counts against a release. `idle_mib` is what each GPU used when it was proven free.
     """
 

@@ -75,10 +75,10 @@ FENCED_OFF = frozenset({"StaleFence", "LeaseExpired"})
 
 def step(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
     """Decide what comes next. Total: every reply in every state gives an effect, at the end `Done`."""
-    if state.began is None:
-        state = replace(state, began=reply.now)
-    if state.entered is None:
-        state = replace(state, entered=reply.now)
+    if state.began is None and _of_another_process(state):
+        why = f"another process of this installation works on this server on {state.host} right now; nothing was done here. Run it again when that has ended"
+        return _taken(state, why)
+    state = _begun(state, reply.now)
     if state.phase is Phase.FINISHED:
         return _finish(state, reply)
     match reply:
@@ -107,6 +107,12 @@ def step(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
             # Waiting is no sign of life.
             trouble = state.trouble_since if isinstance(reply, Waited) else None
             return _advance(replace(state, trouble_since=trouble), reply)
+
+
+def _begun(state: Attempt, now: float) -> Attempt:
+    began = now if state.began is None else state.began
+    entered = now if state.entered is None else state.entered
+    return replace(state, began=began, entered=entered)
 
 
 # -- moving along ---------------------------------------------------------------------------------------
@@ -199,14 +205,22 @@ def _key(state: Attempt) -> str:
 
 
 def _claim_wanted(state: Attempt) -> Claim | None:
-    """Claim for every member before anything else; a member without a fence may not be acted on (S8)."""
+    """Claim for every member before anything else; a member without a fence may not be acted on (S8).
+
+    A lease that stands in our own name may be another process's, also where this one had it before: only who is
+    alone takes it over.
+    """
     if state.phase is Phase.PREFLIGHT:
         return None
     for member in state.members:
         if member.fence is None:
-            takeover = state.resumed or state.alone or bool(member.boot_id)
-            return Claim(member.server, LEASE_TTL_S, takeover=takeover)
+            return Claim(member.server, LEASE_TTL_S, takeover=state.alone)
     return None
+
+
+def _of_another_process(state: Attempt) -> bool:
+    """Say whether an attempt that was read back from its host belongs to a process that lives, whatever its lease says (S8)."""
+    return state.resumed and not state.alone
 
 
 def _guarded(state: Attempt, effect: Effect, reply: Reply) -> tuple[Attempt, Effect]:
@@ -658,7 +672,10 @@ def _ended(state: Attempt, member: Member, failure: Failure) -> tuple[Outcome, s
 
 
 def resume(state: Attempt) -> Attempt:
-    """Prepare a state that was read back from a host: claim first, then look, then go on where it stood."""
+    """Prepare a state that was read back from a host: claim first, then look, then go on where it stood.
+
+    Who is not `alone` leaves it to the process that began it.
+    """
     return replace(state, resumed=True, entered=None, began=None).every_member(
         fence=None, lease_until=0.0
     )

@@ -405,7 +405,7 @@ while True:
 def test_a_second_controller_is_told_who_is_at_work(
     controller: Controller, view: HostView, new_controller: Callable[..., Controller]
 ) -> None:
-    """While one rolls out, another's pass ends with exit 6 and the holder's name, and the first ends as if alone (F09)."""
+    """While one rolls out, another's pass ends with exit 6 and the holder's name, a second process's as well, and the first ends as if alone (F09, S8)."""
     deployed(controller)
     second = new_controller("second")
     assert second.enrol().code == 0
@@ -416,6 +416,9 @@ def test_a_second_controller_is_told_who_is_at_work(
     told = second.apply()
     assert told.ended == (6, "Refused", "LeaseHeld"), told.outcome
     says(told, "test@controller")
+    beside = controller.apply()
+    assert beside.ended == (6, "Refused", "LeaseHeld"), beside.outcome
+    says(beside, "another process of this installation")
     assert begun.end().ended == (0, "Applied", "")
     view.serves("two")
     assert second.apply().ended == (0, "Applied", "")
