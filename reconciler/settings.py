@@ -154,6 +154,12 @@ class Settings(Strictly):
         title="Hosts at once",
         description="How many hosts are worked on side by side.",
     )
+    ssh_config: str = Field(
+        default="",
+        title="SSH configuration",
+        description="OpenSSH client configuration that says how hosts are reached. Default: ~/.ssh/config.",
+        examples=["/run/reconciler-lab/ssh_config"],
+    )
     prune: Literal["off", "confirm", "auto"] = Field(
         default="off",
         title="Prune",
@@ -309,7 +315,9 @@ class Settings(Strictly):
         description="Which path may claim what. Left out, every spec may claim everything; given, what no entry names is refused.",
     )
 
-    @field_validator("state_dir", "store", "holder", "workloads", "state_file", "age_key_file")
+    @field_validator(
+        "state_dir", "store", "holder", "workloads", "state_file", "age_key_file", "ssh_config"
+    )
     @classmethod
     def _seen(cls, text: str) -> str:
         what = unseen(text)
@@ -317,7 +325,7 @@ class Settings(Strictly):
             raise refusal(f"holds {what}, which no value may")
         return text
 
-    @field_validator("state_dir", "workloads", "state_file", "age_key_file")
+    @field_validator("state_dir", "workloads", "state_file", "age_key_file", "ssh_config")
     @classmethod
     def _absolute(cls, text: str) -> str:
         if text and not text.startswith("/"):

@@ -81,7 +81,7 @@ def world(settings: Settings, clock: RealClock) -> World:
 
     @contextmanager
     def connect(host: Host) -> Iterator[ConnectedHost]:
-        connected = connected_host(host, state_dir)
+        connected = connected_host(host, state_dir, settings.ssh_config)
         try:
             yield connected
         finally:
@@ -183,14 +183,14 @@ def alone_on(host: str, state_dir: Path) -> Iterator[bool]:
             yield True
 
 
-def connected_host(host: Host, state_dir: Path) -> ConnectedHost:
+def connected_host(host: Host, state_dir: Path, ssh_config: str) -> ConnectedHost:
     """Give a host, not yet connected: its inner layer, its outer one if it has one, and its pin."""
     from reconciler.effects.channel import HelperChannel
     from reconciler.effects.host import ConnectedHost
     from reconciler.effects.pins import load_pin
 
     pin = load_pin(state_dir, host.name)
-    inner, outer, used = transports_of(host, state_dir)
+    inner, outer, used = transports_of(host, state_dir, ssh_config)
     return ConnectedHost(
         name=host.name,
         inner=HelperChannel(
@@ -216,7 +216,7 @@ def uses_sudo(host: Host, pin: Pin | None) -> bool:
 
 
 def transports_of(
-    host: Host, state_dir: Path
+    host: Host, state_dir: Path, ssh_config: str
 ) -> tuple[Transport, Transport | None, tuple[Transport, ...]]:
     """Give the way to the units, the way to the GPUs where that is another, and everything that must be closed."""
     from reconciler.transports.hop import HopTransport, Layer
@@ -224,31 +224,39 @@ def transports_of(
 
     if host.proxmox is None:
         inner: Transport = (
-            ssh_transport(host.ssh, state_dir) if host.ssh is not None else LocalTransport()
+            ssh_transport(host.ssh, state_dir, ssh_config)
+            if host.ssh is not None
+            else LocalTransport()
         )
         return inner, None, (inner,)
-    outer = ssh_transport(host.proxmox.ssh, state_dir)
+    outer = ssh_transport(host.proxmox.ssh, state_dir, ssh_config)
     if host.ssh is not None:
-        inner = ssh_transport(host.ssh, state_dir)
+        inner = ssh_transport(host.ssh, state_dir, ssh_config)
         return inner, outer, (inner, outer)
     return HopTransport(outer, Layer.proxmox(host.proxmox.vmid)), outer, (outer,)
 
 
-def ssh_transport(ssh: Ssh, state_dir: Path) -> SshTransport:
-    """Give an SSH connection by the operator's own OpenSSH configuration, with our pins before their known_hosts."""
+def ssh_transport(ssh: Ssh, state_dir: Path, ssh_config: str) -> SshTransport:
+    """Give an SSH connection by the operator's own OpenSSH configuration, with our pins before their known_hosts.
+
+    Raises:
+        UsageError: The settings name a configuration that is not there.
+    """
+    from reconciler.core.errors import UsageError
     from reconciler.effects.pins import known_hosts_path
     from reconciler.transports.host_keys import HostKeys
     from reconciler.transports.ssh import SshTarget, SshTransport
 
     home = Path.home()
     keys = HostKeys(
-        (
-            known_hosts_path(state_dir),
-            home / ".ssh" / "known_hosts",
-            Path("/etc/ssh/ssh_known_hosts"),
-        )
+        (known_hosts_path(state_dir),),
+        (home / ".ssh" / "known_hosts",),
+        (Path("/etc/ssh/ssh_known_hosts"),),
     )
-    config = home / ".ssh" / "config"
+    config = Path(ssh_config) if ssh_config else home / ".ssh" / "config"
+    if ssh_config and not config.is_file():
+        message = f"ssh_config: {ssh_config} is not there, so nobody knows how to reach {ssh.address}; nothing was done"
+        raise UsageError(message)
     return SshTransport(
         SshTarget(ssh.address, ssh.user, ssh.port), keys, config if config.exists() else None
     )

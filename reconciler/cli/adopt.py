@@ -84,7 +84,7 @@ def _adopt(
     if taken is not None:
         message = f"{unit} on {host.name} is server {taken.name!r} of the specs already"
         raise UsageError(message)
-    connected = connected_host(host, Path(setup.state_dir))
+    connected = connected_host(host, Path(setup.state_dir), setup.ssh_config)
     try:
         adoption, text = drafted(host, unit, name, connected, engines())
     finally:

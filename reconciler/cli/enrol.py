@@ -81,8 +81,8 @@ def _enrol(name: str, specs: Path, accepted: tuple[str, ...]) -> int:
     host = _host(name, specs, setup)
     state_dir = Path(setup.state_dir)
     for ssh in _logins(host):
-        pin_key(host.name, ssh, state_dir, accepted)
-    connected = connected_host(host, state_dir)
+        pin_key(host.name, ssh, state_dir, accepted, ssh_config=setup.ssh_config)
+    connected = connected_host(host, state_dir, setup.ssh_config)
     try:
         done = do_enrol(
             host.name,
@@ -115,7 +115,7 @@ def _remove(name: str, specs: Path, *, purge: bool) -> int:
 
     setup = settings()
     host = _host(name, specs, setup)
-    connected = connected_host(host, Path(setup.state_dir))
+    connected = connected_host(host, Path(setup.state_dir), setup.ssh_config)
     try:
         unenrol(host.name, connected.inner, keep_records=not purge)
     finally:
@@ -135,27 +135,24 @@ def _login(host: Host) -> str:
     return (host.ssh.user if host.ssh else None) or getpass.getuser()
 
 
-def pin_key(host: str, ssh: Ssh, state_dir: Path, accepted: tuple[str, ...]) -> None:
+def pin_key(
+    host: str, ssh: Ssh, state_dir: Path, accepted: tuple[str, ...], *, ssh_config: str
+) -> None:
     """Pin the host's key: one that is known already, one given by fingerprint, or one that a person confirms.
 
     Raises:
         HostIdentityError: The key is not the one that is pinned, or nobody confirmed it.
     """
     from reconciler.effects.pins import known_hosts_path
-    from reconciler.transports.host_keys import HostKeys, pin
+    from reconciler.transports.host_keys import pin
     from reconciler.wiring import ssh_transport
 
-    transport = ssh_transport(ssh, state_dir)
+    transport = ssh_transport(ssh, state_dir, ssh_config)
     try:
         seen = transport.scan()
     finally:
         transport.close()
-    files = (
-        known_hosts_path(state_dir),
-        Path.home() / ".ssh" / "known_hosts",
-        Path("/etc/ssh/ssh_known_hosts"),
-    )
-    known = HostKeys(files).lookup(seen.name, seen.port)
+    known = seen.known
     fingerprint = seen.key.fingerprint
     if seen.key in known.revoked:
         raise HostIdentityError(

@@ -54,7 +54,9 @@ def register(app: typer.Typer) -> None:
         user: Annotated[
             list[str] | None,
             typer.Option(
-                "--user", metavar="USER", help="An ordinary user to log in as; repeatable."
+                "--user",
+                metavar="USER",
+                help="An ordinary user, whom servers run as (`runtime.user`) and who may log in; repeatable.",
             ),
         ] = None,
         engine: Annotated[
@@ -186,13 +188,27 @@ def _up(
             install_model(_as_booted(_host(lab, name)), model, ["root", *users])
             _talk(f"{name}: files that look like {model}")
     _hand_over(lab)
-    _talk(f"specs:  the hosts stand in {lab.inventory}: copy it into your specs")
-    _talk(f"login:  ssh -F {lab.ssh_config} {names[0]}")
+    for line in _next_steps(lab, names):
+        _talk(line)
     where = (
         "" if lab.directory == DEFAULT_DIRECTORY else f" --dir {shlex.quote(str(lab.directory))}"
     )
     _talk(f"break:  reconcile lab break left-over {names[0]}{where}   (--list shows all cases)")
     _talk(f"end:    reconcile lab down --all{where}")
+
+
+def _next_steps(lab: LabPaths, names: list[str]) -> list[str]:
+    """Give the commands that lead from a booted host to an enrolled one, to be pasted as they are."""
+    import shlex
+
+    config, inventory = shlex.quote(str(lab.ssh_config)), shlex.quote(str(lab.inventory))
+    return [
+        "next:   keys and host keys of the lab are in its ssh configuration; in the shell where you work:",
+        f"          export RECONCILER_SSH_CONFIG={config}",
+        f"          mkdir -p specs && cp {inventory} specs/lab-hosts.yaml",
+        *(f"          reconcile enrol {name}" for name in names),
+        f"login:  ssh -F {config} {names[0]}",
+    ]
 
 
 def _boot(

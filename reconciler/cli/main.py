@@ -269,7 +269,10 @@ def mounted(argv: Sequence[str]) -> typer.Typer:
         import_module(f"reconciler.cli.{name}").register(app)
     takes = no_pass if argv and argv[0] in COMMANDS else one_pass
     app.callback(invoke_without_command=True)(takes)
-    for command in app.registered_commands:
+    groups = [group.typer_instance for group in app.registered_groups]
+    for command in (
+        c for each in (app, *groups) if each is not None for c in each.registered_commands
+    ):
         keep_examples(command.callback)
     keep_examples(one_pass)
     return app

@@ -282,7 +282,7 @@ def _connected(name: str, specs: SpecsAt) -> Iterator[tuple[Server, Host, HostPo
 
     setup = settings()
     server, host = one_server(load_specs(specs, setup), name)
-    connected = connected_host(host, Path(setup.state_dir))
+    connected = connected_host(host, Path(setup.state_dir), setup.ssh_config)
     try:
         yield server, host, connected, setup
     finally:

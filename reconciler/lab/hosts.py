@@ -145,8 +145,12 @@ class LabPaths:
             self.write_inventory()
 
     def write_inventory(self) -> None:
-        """Write `inventory.yaml`, `known_hosts` and `ssh_config` for the hosts that run now."""
+        """Write `inventory.yaml`, `known_hosts` and `ssh_config` for the hosts that run now; with the last host they go."""
         hosts = self.running()
+        if not hosts:
+            for path in (self.known_hosts, self.inventory, self.ssh_config):
+                path.unlink(missing_ok=True)
+            return
         _write(
             self.known_hosts,
             "".join(f"{h.ip} {h.host_key}\n{h.name} {h.host_key}\n" for h in hosts),

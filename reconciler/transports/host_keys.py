@@ -78,9 +78,14 @@ class HostKeys:
     """The files to look in, the most trusted one first. They are read at each look-up."""
 
     files: tuple[Path, ...]
+    user_files: tuple[Path, ...] = ()
+    """Read after those, unless the OpenSSH configuration names others for a host (UserKnownHostsFile)."""
+    global_files: tuple[Path, ...] = ()
 
-    def lookup(self, name: str, port: int) -> Pinned:
+    def lookup(self, name: str, port: int, *, named: tuple[Path, ...] | None = None) -> Pinned:
         """Return what is known of the host that is called `name` at `port`.
+
+        `named` are the files that the OpenSSH configuration names for it, in place of the user's own; None: it names none.
 
         Raises:
             StoreError: A file is there and cannot be read: then nothing is known, and nobody is trusted.
@@ -88,7 +93,8 @@ class HostKeys:
         wanted = host_label(name, port)
         revoked: list[HostKey] = []
         chosen: Pinned | None = None
-        for file in self.files:
+        user_files = self.user_files if named is None else named
+        for file in (*self.files, *user_files, *self.global_files):
             lines = [line for line in _read(file) if line.names(wanted)]
             revoked += [line.key for line in lines if line.marker is _Marker.REVOKED]
             keys = tuple(line.key for line in lines if line.marker is _Marker.NONE)

@@ -27,7 +27,7 @@ from reconciler.transports.base import (
     Completed,
     Session,
 )
-from reconciler.transports.host_keys import HostKey, HostKeys
+from reconciler.transports.host_keys import HostKey, HostKeys, Pinned
 from reconciler.transports.quick_paramiko import paramiko
 from reconciler.transports.ssh_login import Route, connect, hang_up, plan_route, scan
 from reconciler.transports.tunnel import Stream, listening
@@ -138,7 +138,10 @@ class SshTransport:
             HostIdentityError: A jump host is not the one that is pinned.
         """
         route = self._route()
-        return ScannedHost(*route.target.key_name, scan(route, self._host_keys))
+        target = route.target
+        key = scan(route, self._host_keys)
+        known = self._host_keys.lookup(*target.key_name, named=target.config.known_hosts_files)
+        return ScannedHost(*target.key_name, key, known)
 
     def close(self) -> None:
         """Close every connection."""
@@ -171,11 +174,12 @@ class SshTransport:
 
 @dataclass(frozen=True, slots=True)
 class ScannedHost:
-    """What a host shows before any login: its key, and the name and port to pin it under."""
+    """What a host shows before any login: its key, the name and port to pin it under, and what is known of that name."""
 
     name: str
     port: int
     key: HostKey
+    known: Pinned
 
 
 def scan_host_key(address: str, port: int, deadline_s: float) -> HostKey:

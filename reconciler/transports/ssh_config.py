@@ -43,6 +43,8 @@ class HostConfig:
     proxy_command: str | None = None
     connect_timeout_s: float | None = None
     host_key_alias: str | None = None
+    known_hosts_files: tuple[Path, ...] | None = None
+    """UserKnownHostsFile; empty for `none`."""
 
 
 def resolve(
@@ -69,6 +71,7 @@ class _Reading:
         self.name = name
         self.values: dict[str, str] = {}
         self.identity_files: list[str] = []
+        self.known_hosts_files: list[str] | None = None
         self.final = False
         self.wants_final = False
         if user is not None:
@@ -128,6 +131,9 @@ class _Reading:
         if keyword == "identityfile":
             if words[0] not in self.identity_files:
                 self.identity_files.append(words[0])
+        elif keyword == "userknownhostsfile":
+            if self.known_hosts_files is None:
+                self.known_hosts_files = list(words)
         elif keyword == "proxycommand":
             # OpenSSH: of ProxyCommand and ProxyJump the first one that is given counts.
             if "proxyjump" not in self.values:
@@ -200,6 +206,7 @@ class _Reading:
             "d": home,
             "h": self.host_name(),
             "i": str(os.getuid()),
+            "k": self.values.get("hostkeyalias", self.name),
             "L": socket.gethostname().split(".")[0],
             "l": socket.gethostname(),
             "n": self.name,
@@ -237,6 +244,13 @@ class _Reading:
             else self.expand(command, "hnpr"),
             connect_timeout_s=None if timeout is None or _none(timeout) else _seconds(timeout),
             host_key_alias=self.values.get("hostkeyalias"),
+            known_hosts_files=None
+            if self.known_hosts_files is None
+            else tuple(
+                Path(self.expand(f, "dhikLlnpru"))
+                for f in self.known_hosts_files
+                if f.lower() != "none"
+            ),
         )
 
 

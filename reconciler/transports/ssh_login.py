@@ -168,7 +168,7 @@ def connect(route: Route, host_keys: HostKeys) -> tuple[paramiko.Transport, ...]
     transports: list[paramiko.Transport] = []
     try:
         for hop in route.hops:
-            pinned = host_keys.lookup(*hop.key_name)
+            pinned = host_keys.lookup(*hop.key_name, named=hop.config.known_hosts_files)
             transport = _negotiate(route, hop, transports, pinned)
             transports.append(transport)
             _check_key(route, hop, pinned, _key_of(transport))

@@ -161,3 +161,10 @@ def test_a_pass_after_a_command_is_a_pass(tmp_path: Path) -> None:
     missing = str(tmp_path / "none")
     for words in (["validate", missing], ["--dry-run", "--specs", missing]):
         assert CliRunner().invoke(mounted(words), words).exit_code == 65
+
+
+def test_examples_of_a_group_stand_line_by_line() -> None:
+    """The examples of `lab` commands can be pasted: none is wrapped into the one before it."""
+    lines = [line.strip() for line in run("lab", "up", "--help").stdout.splitlines()]
+    assert "sudo reconcile lab up" in lines
+    assert "sudo reconcile lab up pve --pve" in lines

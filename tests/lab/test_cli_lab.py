@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,16 @@ def test_what_a_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not (tmp_path / "lab").exists()
 
 
+def test_a_lab_without_hosts_leaves_no_empty_files(tmp_path: Path) -> None:
+    """With its last host go the inventory, the pinned keys and the ssh configuration."""
+    lab = LabPaths.at(tmp_path)
+    files = (lab.inventory, lab.known_hosts, lab.ssh_config)
+    for file in files:
+        file.write_text("of a host that is gone")
+    lab.write_inventory()
+    assert not any(file.exists() for file in files)
+
+
 @pytest.mark.lab
 @pytest.mark.parametrize(
     ("words", "said"),
@@ -76,7 +89,7 @@ def test_a_wrong_call_is_a_usage_error_that_says_what_to_do(
 
 
 @pytest.mark.lab
-def test_up_break_status_down(lab: LabPaths) -> None:
+def test_up_break_status_down(lab: LabPaths, tmp_path: Path) -> None:
     """The whole life of a host by commands alone."""
     where = ["--dir", str(lab.directory)]
     done = _run("up", "hand", "--gpus", "1", "--engine", "sglang=/opt/sglang/bin/python", *where)
@@ -84,6 +97,7 @@ def test_up_break_status_down(lab: LabPaths) -> None:
     assert "ssh -F" in done.stderr
     host = SystemdHost("hand", lab)
     try:
+        enrols_as_printed(done.stderr, tmp_path)
         assert "up already" in _run("up", "hand", *where).stderr
         assert host.ip in _run("status", *where).stdout
         assert host.check(["/opt/sglang/bin/python", "-m", "sglang.launch_server", "--help"])
@@ -95,3 +109,17 @@ def test_up_break_status_down(lab: LabPaths) -> None:
         done = _run("down", "hand", *where)
     assert done.exit_code == 0
     assert not host.directory.exists()
+
+
+def enrols_as_printed(said: str, home: Path) -> None:
+    """Paste what was printed below `next:` into a shell of somebody who has no configuration: it ends with an enrolled host."""
+    lines = said.splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("next:")) + 1
+    pasted = list(takewhile(lambda line: line.startswith("   "), lines[first:]))
+    assert pasted[-1].split() == ["reconcile", "enrol", "hand"]
+    environment = {"HOME": str(home), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-ec", "\n".join(pasted)], cwd=home, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "hand: enrolled" in done.stdout

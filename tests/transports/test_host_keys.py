@@ -157,3 +157,18 @@ def test_openssh_reads_the_store(tmp_path: Path, keys: Keys) -> None:
         text=True,
     ).stdout
     assert key.fingerprint in found
+
+
+def test_the_configuration_names_the_users_file(tmp_path: Path) -> None:
+    """Files that the configuration names take the place of the user's own and of nothing else: what was enrolled decides before them."""
+    enrolled, own, named = tmp_path / "enrolled", tmp_path / "own", tmp_path / "named"
+    own.write_text(line("gpu", A))
+    named.write_text(line("gpu", B))
+    known = HostKeys((enrolled,), (own,))
+    assert known.lookup("gpu", 22).keys == (A,)
+    assert known.lookup("gpu", 22, named=(named,)).keys == (B,)
+    assert known.lookup("gpu", 22, named=()).keys == ()
+    pin(enrolled, "gpu", 22, [A])
+    assert known.lookup("gpu", 22, named=(named,)).keys == (A,)
+    named.write_text(line("gpu", A, "@revoked "))
+    assert known.lookup("gpu", 22, named=(named,)).revoked == (A,)

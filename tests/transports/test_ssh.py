@@ -337,6 +337,22 @@ def test_host_key_alias(shared_sshd: Sshd, client: Client) -> None:
         assert run(transport) == b"ok\n"
 
 
+def test_known_hosts_of_the_configuration(shared_sshd: Sshd, client: Client) -> None:
+    """Keys in the file that UserKnownHostsFile names are pins (S21): the right one lets in, another and none do not."""
+    named = client.directory / "lab_known_hosts"
+    lines = ("Host *", f"UserKnownHostsFile {named}")
+    with client.transport(shared_sshd.port, *lines) as transport:
+        with pytest.raises(HostIdentityError, match="unknown"):
+            run(transport)
+        pin(named, "127.0.0.1", shared_sshd.port, [public_key(client.keys.make("other"))])
+        with pytest.raises(HostIdentityError, match="has changed"):
+            run(transport)
+        pin(named, "127.0.0.1", shared_sshd.port, [public_key(shared_sshd.host_key)])
+        assert run(transport) == b"ok\n"
+        assert transport.scan().known.keys == (public_key(shared_sshd.host_key),)
+    assert not client.store.exists()
+
+
 @pytest.fixture
 def behind(servers: Servers, client: Client, keys: Keys) -> tuple[Sshd, Sshd, str]:
     """A host behind a jump host, each with keys of its own; and the configuration for both."""

@@ -30,6 +30,8 @@ CASES = {
     "command-before-jump": "Host gpu\n ProxyCommand nc target 22\n ProxyJump jump\n",
     "host-name-token": "Host gpu\n HostName %h.cluster.example\n",
     "host-key-alias": "Host gpu\n HostKeyAlias the-gpu\n",
+    "known-hosts": 'Host gpu\n UserKnownHostsFile /k/a "/k/b c"\n UserKnownHostsFile /k/d\nHost *\n UserKnownHostsFile /k/e\n',
+    "known-hosts-none": "UserKnownHostsFile none\n",
     "connect-timeout": "Host gpu\n ConnectTimeout 7\n",
     "connect-timeout-units": "Host gpu\n ConnectTimeout 1m30s\n",
     "match-original-host": "Match originalhost gpu\n Port 81\n",
@@ -77,6 +79,9 @@ def found(name: str, config: Path) -> dict[str, object]:
         "proxycommand": host.proxy_command,
         "connecttimeout": host.connect_timeout_s,
         "hostkeyalias": host.host_key_alias,
+        "knownhosts": None
+        if host.known_hosts_files is None
+        else [str(file) for file in host.known_hosts_files],
     }
 
 
@@ -101,7 +106,15 @@ def as_ssh_finds(name: str, config: Path) -> dict[str, object]:
         "proxycommand": first.get("proxycommand"),
         "connecttimeout": None if timeout == "none" else float(timeout),
         "hostkeyalias": first.get("hostkeyalias"),
+        "knownhosts": known_hosts(first["userknownhostsfile"]),
     }
+
+
+def known_hosts(printed: str) -> list[str] | None:
+    """Read what ssh prints of UserKnownHostsFile: names side by side, without quotes; its default where none was given."""
+    if "/.ssh/known_hosts2" in printed:
+        return None
+    return [f"/k/{name}".rstrip() for name in printed.split("/k/")[1:]]
 
 
 def test_no_file(tmp_path: Path) -> None:
@@ -172,3 +185,16 @@ def test_include_of_itself(tmp_path: Path) -> None:
     config.write_text(f"Include {config}\n")
     with pytest.raises(SshConfigError, match="nested"):
         resolve("gpu", path=config)
+
+
+def test_tokens_of_known_hosts_files(tmp_path: Path) -> None:
+    """A file per host, as people keep them, is found: `~`, `%h` and the alias by `%k`."""
+    config = tmp_path / "config"
+    config.write_text("Host gpu\n HostName real\n UserKnownHostsFile ~/.ssh/known.d/%k %d/%h\n")
+    home = Path.home()
+    assert resolve("gpu", path=config).known_hosts_files == (
+        home / ".ssh/known.d/gpu",
+        home / "real",
+    )
+    config.write_text("Host gpu\n HostKeyAlias one\n UserKnownHostsFile /k/%k\n")
+    assert resolve("gpu", path=config).known_hosts_files == (Path("/k/one"),)

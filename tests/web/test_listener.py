@@ -154,7 +154,7 @@ def test_many_who_say_nothing_keep_nobody_out(served: Served) -> None:
             idle.sendall(b"GET /healthz HTTP/1.1\r\n")
         assert served.ask("GET", "/healthz") == 200
         assert served.ask("POST", "/hook", BODY, X_Gitea_Signature=SIGNED) == 202
-        first = held.enter_context(socket.create_connection(("127.0.0.1", served.port), 10))
+        first = held.enter_context(socket.create_connection(("127.0.0.1", served.port), 5))
         for _ in range(PLACES):
             held.enter_context(socket.create_connection(("127.0.0.1", served.port), 10))
         assert first.recv(4096).startswith(b"HTTP/1.1 408 ")
