@@ -938,16 +938,22 @@ class Watcher:
         if self.step is None:
             return
         forward, back = state.failure, state.back_failure
-        ended = {f.phase.value: f.sentence for f in [forward] if f is not None}
+        ended = {f.phase.value: f for f in [forward] if f is not None}
         ended |= {
-            f"{leg}{back.phase.value}": back.sentence
-            for leg in LEG_WORDS.values()
-            if back is not None
+            f"{leg}{back.phase.value}": back for leg in LEG_WORDS.values() if back is not None
         }
-        ok = self.step[1] not in ended
-        detail = ended.get(self.step[1], "") or _idle(state, *self.step)
+        why = ended.get(self.step[1])
+        detail = (why.sentence if why is not None else "") or _idle(state, *self.step)
         self.emit(
-            StepFinished(now - self.began, self.host, *self.step, now - self.since, ok, detail)
+            StepFinished(
+                now - self.began,
+                self.host,
+                *self.step,
+                now - self.since,
+                ok=why is None,
+                detail=detail,
+                reason=why.reason.value if why is not None else "",
+            )
         )
 
     def _diagnose(self, now: float, message: str) -> None:

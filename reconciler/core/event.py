@@ -34,7 +34,7 @@ class StepProgress:
 
 @dataclass(frozen=True, slots=True)
 class StepFinished:
-    """A step has reached its postcondition, or failed."""
+    """A step has reached its postcondition, or not: `reason` is then a word of `Reason`, and not each of them is a failure."""
 
     at_s: float
     host: str
@@ -43,6 +43,7 @@ class StepFinished:
     took_s: float
     ok: bool
     detail: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

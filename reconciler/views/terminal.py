@@ -9,9 +9,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 from reconciler.core.checks import Check, Verdict
-from reconciler.core.conditions import Exit, Outcome, ServerResult, exit_of
+from reconciler.core.conditions import Exit, Outcome, Reason, ServerResult, exit_of
 from reconciler.core.event import (
     Diagnostic,
     Event,
@@ -178,6 +179,15 @@ def _closing(plan: Plan, command: str, *, exact: bool) -> list[str]:
     ]
 
 
+CUT_SHORT: Final = {
+    Reason.PREEMPTED.value: "superseded",
+    Reason.HANDED_OVER.value: "left",
+    Reason.GROUP.value: "put off",
+    Reason.INTERRUPTED.value: "interrupted",
+}
+"""Reasons for which a step ends that has not failed."""
+
+
 def event_line(event: Event) -> str | None:
     """Show one event of a run as a plain line; None for what a line would say twice."""
     match event:
@@ -189,6 +199,9 @@ def event_line(event: Event) -> str | None:
         case StepFinished(ok=True, detail=detail):
             said = f": {safe(detail)}" if detail else ""
             return f"{_stamp(event.at_s)} {_who(event.server)} [green]{safe(event.step)} done[/] in {event.took_s:.1f} s{said}"
+        case StepFinished(reason=reason, detail=detail) if word := CUT_SHORT.get(reason):
+            said = f": {safe(detail)}" if detail != word else ""
+            return f"{_stamp(event.at_s)} {_who(event.server)} [yellow]{safe(event.step)} {word}[/] after {event.took_s:.1f} s{said}"
         case StepFinished(detail=detail):
             return f"{_stamp(event.at_s)} {_who(event.server)} [red]{safe(event.step)} failed[/] after {event.took_s:.1f} s: {safe(detail)}"
         case VerdictGiven(verdict=verdict, message=message):

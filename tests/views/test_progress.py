@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from rich.text import Text
 from steering_stage import Stage
 
-from reconciler.core.event import Event
+from reconciler.core.attempt import Attempt, Phase
+from reconciler.core.conditions import Reason
+from reconciler.core.effect import Leave
+from reconciler.core.event import Event, StepFinished
 from reconciler.core.gate import Row, VerdictKind
 from reconciler.effects.gate import row_words
 from reconciler.reconcile import act, survey
@@ -29,6 +35,43 @@ def test_a_first_deployment_says_that_there_was_nothing_to_stop() -> None:
     again = told(stage, stage.text(llm="one 0 11"))
     assert "stop done" in again
     assert "nothing to" not in again
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        (Reason.PREEMPTED, "gate superseded after "),
+        (Reason.HANDED_OVER, "gate left after "),
+        (Reason.INTERRUPTED, "gate interrupted after "),
+        (Reason.GATE_FAILED, "gate failed after "),
+    ],
+)
+def test_a_step_that_is_cut_short_has_not_failed(reason: Reason, word: str) -> None:
+    """A gate that a newer commit, a stop or Ctrl-C ends is told by that word; only one that failed is called failed."""
+    event = StepFinished(9.0, "h", "llm", "gate", 5.8, ok=False, detail="why", reason=reason.value)
+    line = Text.from_markup(event_line(event) or "").plain
+    assert f"{word}5.8 s: why" in line
+    assert ("failed" in line) is (reason is Reason.GATE_FAILED)
+
+
+def test_a_superseded_rollout_says_so_where_it_stood() -> None:
+    """The reason of the rollout's end is that of its step, in the stream and in words."""
+
+    def leaving(state: Attempt, now: float) -> Leave | None:
+        gating = state.phase is Phase.GATE
+        return Leave(now, Reason.PREEMPTED, "c8 wants 14 by now") if gating else None
+
+    stage = Stage()
+    told(stage, stage.text(llm="one 0 10"))
+    stage.controller = replace(stage.controller, leaving=leaving)
+    seen = list[Event]()
+    act(
+        survey(stage.fleet(stage.text(llm="one 0 11")), stage.controller),
+        stage.controller,
+        seen.append,
+    )
+    (last,) = [e for e in seen if isinstance(e, StepFinished) and not e.ok]
+    assert (last.step, last.reason, last.detail) == ("gate", "Preempted", "c8 wants 14 by now")
 
 
 def test_a_result_of_a_gate_says_what_its_limit_means() -> None:
