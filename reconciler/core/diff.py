@@ -23,6 +23,7 @@ class SyncStatus(StrEnum):
     DRIFTED = "Drifted"
     UNVERIFIED = "Unverified"
     DOWN = "Down"
+    ON_HOLD = "OnHold"
     ABSENT = "Absent"
     NOT_OURS = "NotOurs"
     UNKNOWN = "Unknown"

@@ -126,6 +126,8 @@ class Records:
     protected: bool = False
     request: str = ""
     handled: Mapping[str, Any] | None = None
+    lease_lives: bool = False
+    """Whether the lease still bound everybody else when the host was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,7 @@ def parse_live(data: Mapping[str, Any]) -> LiveHost:
             str(k): int(v) for k, v in _known_or(data.get("disk"), {}).items() if isinstance(v, int)
         },
         servers={
-            name: _server(name, section)
+            name: _server(name, section, data)
             for name, section in sorted(servers.items() if isinstance(servers, Mapping) else ())
         },
         paths=_sections(data.get("paths")),
@@ -426,7 +428,20 @@ def _place(section: Any) -> Reading[str | None]:
     return _reading(section, text)
 
 
-def _records(value: Any) -> Records:
+def _lives(lease: Any, fence: Any, host: Mapping[str, Any]) -> bool:
+    """Say whether a lease binds anybody, as the host itself judges: of this boot, of the current fence, not run out."""
+    at, boot = host.get("at"), host.get("boot_id")
+    return bool(
+        lease
+        and fence
+        and isinstance(at, int | float)
+        and at < lease.get("expires_boottime", 0)
+        and lease.get("boot_id") == boot
+        and lease.get("nonce") == fence.get("nonce")
+    )
+
+
+def _records(value: Any, host: Mapping[str, Any]) -> Records:
     lease = value.get("lease")
     fence = value.get("fence")
     deadline = value.get("deadline")
@@ -449,6 +464,7 @@ def _records(value: Any) -> Records:
         protected=value.get("protect") is not None,
         request=str((value.get("request") or {}).get("token") or ""),
         handled=value.get("handled"),
+        lease_lives=_lives(lease, fence, host),
     )
 
 
@@ -479,7 +495,7 @@ def _main_argv(section: Mapping[str, Any]) -> tuple[str, ...]:
     return ()
 
 
-def _server(name: str, section: Any) -> LiveServer:
+def _server(name: str, section: Any, host: Mapping[str, Any]) -> LiveServer:
     section = _map_or_empty(section)
     unit = _reading(section.get("unit"), _unit)
     raw_records = _known_or(section.get("records"), {})
@@ -495,7 +511,7 @@ def _server(name: str, section: Any) -> LiveServer:
         pids=_reading(section.get("processes"), lambda v: tuple(int(p["pid"]) for p in v)),
         listeners=_reading(section.get("listeners"), _listeners),
         journal=_reading(section.get("journal"), lambda v: tuple(str(e["message"]) for e in v)),
-        records=_reading(section.get("records"), _records),
+        records=_reading(section.get("records"), lambda v: _records(v, host)),
         told=tuple(_answer(a) for a in section.get("told") or ()),
         main_argv=_main_argv(section),
         history=tuple(_known_or(section.get("history"), [])),

@@ -34,7 +34,7 @@ from reconciler.core.diff import (
     settings_of,
     wording_of,
 )
-from reconciler.core.live import Known, LiveServer, Unknown
+from reconciler.core.live import Known, LiveServer, Records, Unknown
 from reconciler.core.preflight import ownership_refusal, unit_refusal
 from reconciler.core.revision import Change, EffectClass
 from reconciler.core.spec import Host
@@ -290,9 +290,17 @@ def plan_server(
         live = replace(live, records=Known(records))
     held = records.hold is not None and records.hold.owner != (allow.through_hold or None)
     if wish.suspend or held:
-        return replace(base, action=Action.BLOCKED, outcome=Outcome.WAITING, **_waiting(wish, live))
+        # Down because somebody wants it so is no drift.
+        kept = tuple(d for d in base.drift if d.what != "down")
+        waits = _waiting(wish, live)
+        if records.intent is not None:
+            half = _resumed(base, records.intent.state, records).sentence
+            waits["sentence"] = f"{waits['sentence']}; {half}"
+        return replace(
+            base, action=Action.BLOCKED, outcome=Outcome.WAITING, **{**waits, "drift": kept}
+        )
     if records.intent is not None:
-        resumed = _resumed(base, records.intent.state)
+        resumed = _resumed(base, records.intent.state, records)
         newer = _superseding(base, resumed.intent, live, allow) if allow.supersede else None
         return newer if newer is not None else resumed
     if wish.target is None:
@@ -342,8 +350,11 @@ def _moment(at: float | None) -> str:
     return datetime.fromtimestamp(at or 0.0, tz=UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
-def _resumed(base: ServerPlan, state: Mapping[str, Any]) -> ServerPlan:
-    """Go on with a rollout that was left half-way; an intent that cannot be read is refused, never guessed at (F10)."""
+def _resumed(base: ServerPlan, state: Mapping[str, Any], records: Records) -> ServerPlan:
+    """Go on with a rollout that was left half-way; an intent that cannot be read is refused, never guessed at (F10).
+
+    While its lease lives it is somebody's, as far as anybody can see from here; claiming finds out whether they live.
+    """
     try:
         intent = attempts.load(state)
     except ValueError as error:
@@ -355,11 +366,21 @@ def _resumed(base: ServerPlan, state: Mapping[str, Any]) -> ServerPlan:
             sentence=str(error),
         )
     stands = f"{intent.leg.value}, at {intent.phase.value}"
-    sentence = f"a rollout was left half-way ({stands}); it is gone on with"
+    at = f"at {intent.phase.value}"
+    if intent.leg is not Leg.FORWARD:
+        at += f", {intent.leg.value}"
+    if records.lease_lives:
+        by = records.lease_holder or "somebody"
+        sentence = f"a rollout by {by} is under way ({at}); it is gone on with if that ends without finishing it"
+    else:
+        sentence = f"a rollout was left half-way {at}; it is gone on with"
     return replace(
         base,
         action=Action.RESUME,
         sentence=sentence,
+        drift=tuple(
+            d for d in base.drift if d.what not in {"down", "unverified"}
+        ),  # Its own doing.
         intent=intent,
         steps=("claim the host", "observe", f"go on {stands}"),
     )

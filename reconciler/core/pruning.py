@@ -78,7 +78,7 @@ def _notice(plan: ServerPlan, sentence: str) -> ServerPlan:
     return replace(
         plan,
         action=Action.NOTHING,
-        outcome=Outcome.IN_SYNC,
+        outcome=Outcome.STOPPED if plan.outcome is Outcome.STOPPED else Outcome.IN_SYNC,
         reason=Reason.ORPHANED,
         sentence=sentence,
         steps=(),

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from reconciler.core.conditions import Outcome
+from reconciler.core.conditions import Outcome, Reason
 from reconciler.core.diff import SyncStatus, sync_status
 from reconciler.core.live import Known, LiveHost
+from reconciler.core.plan import Action
 from reconciler.core.release_plan import DRIFT_MIB
 from reconciler.views.machine import drift_json
 from reconciler.views.release import evidence_lines
@@ -24,6 +25,7 @@ COLOUR = {
     SyncStatus.OUT_OF_SYNC: "yellow",
     SyncStatus.UNVERIFIED: "yellow",
     SyncStatus.ABSENT: "yellow",
+    SyncStatus.ON_HOLD: "yellow",
 }
 
 
@@ -35,6 +37,11 @@ def stand(plan: ServerPlan, live: LiveHost | None) -> SyncStatus:
     records = found.known_records
     applied = records.applied if records else None
     status = sync_status(plan.wish.target, found, applied, plan.wish.excuse)
+    down = found.phase in {"down", "not-found"}
+    if down and plan.reason is Reason.HOLD and status is not SyncStatus.UNKNOWN:
+        return SyncStatus.ON_HOLD
+    if plan.reason is Reason.ORPHANED and status is SyncStatus.IN_SYNC:
+        return SyncStatus.DOWN  # What no spec names is in sync with nothing.
     moved = any(d.what == "other-flags" for d in plan.drift)
     return SyncStatus.DRIFTED if moved and status is SyncStatus.IN_SYNC else status
 
@@ -65,9 +72,12 @@ def status_lines(found: Survey, width: int | None) -> list[str]:
 
 
 def _row(plan: ServerPlan, host: HostSurvey) -> tuple[str, ...]:
-    what = "; ".join(d.sentence for d in plan.drift) or plan.sentence
-    if plan.outcome is Outcome.WAITING:
-        what = plan.sentence  # Down because somebody wants it so is no drift.
+    told = [d.sentence for d in plan.drift]
+    if plan.action is Action.RESUME or plan.outcome is Outcome.WAITING:
+        told.insert(
+            0, plan.sentence
+        )  # A rollout half-way, or a wait, says why the host is as it is.
+    what = "; ".join(told) or plan.sentence
     cells = (
         plan.wish.server,
         plan.wish.host,
