@@ -30,7 +30,13 @@ def register(app: typer.Typer) -> None:
         ] = None,
         exit_status: Annotated[
             int | None,
-            typer.Option("--exit-status", metavar="N", help="How the process ended, if it did."),
+            typer.Option(
+                "--exit-status",
+                metavar="N",
+                min=-64,
+                max=255,
+                help="How the process ended, if it did: 0 to 255, or -N for signal N.",
+            ),
         ] = None,
         output: Annotated[
             Output, typer.Option("--output", "-o", help="What to print.")

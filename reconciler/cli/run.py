@@ -144,9 +144,13 @@ def run_pass(fleet: Fleet, controller: World, options: PassOptions, allow: Permi
     found = survey(fleet, controller, only=frozenset(options.servers), allow=allow)
     stream = options.output is PassOutput.JSON
     if fleet.held:
-        sys.stderr.write(
-            f"reconcile: {len(fleet.held)} servers are held back, because their specs are wrong (see above)\n"
+        one = len(fleet.held) == 1
+        held = (
+            "1 server is held back, because its spec is"
+            if one
+            else f"{len(fleet.held)} servers are held back, because their specs are"
         )
+        sys.stderr.write(f"reconcile: {held} wrong (see above)\n")
     if options.dry_run:
         code = show_plan(found, fleet, options)
         if options.out is not None:
@@ -160,7 +164,7 @@ def run_pass(fleet: Fleet, controller: World, options: PassOptions, allow: Permi
     if stream:
         start_stream(found)
     else:
-        show_text_plan(found, options)
+        show_text_plan(found, options, fleet)
     if options.saved is not None and (code := moved_since(options.saved, found, options)):
         return code
     if options.expect is not None and options.expect != found.plan.hash:
@@ -181,7 +185,7 @@ def carry_out(found: Survey, fleet: Fleet, controller: World, options: PassOptio
     if stream:
         start_stream(found)
     else:
-        show_text_plan(found, options)
+        show_text_plan(found, options, fleet)
     if found.plan.acts and not options.yes and not confirmed():
         return declined(found, fleet)
     results = act_on(found, controller, stream=stream)
@@ -215,7 +219,7 @@ def in_turn(
         if stream:
             out(line({k: v for k, v in plan_json(found.plan).items() if k != "format_version"}))
         else:
-            show_text_plan(found, options)
+            show_text_plan(found, options, fleet)
         acting = {p.wish.server for p in found.plan.servers if p.acts}
         last = act_on(found, controller, stream=stream)
         # What this run did to a server stays its result; only who waited, or was changed now, has a new one.
@@ -249,7 +253,7 @@ def show_plan(found: Survey, fleet: Fleet, options: PassOptions) -> int:
 
         out(survey_shown(found, fleet))
     else:
-        show_text_plan(found, options)
+        show_text_plan(found, options, fleet)
     blocked = [still(p) for p in found.plan.servers if not p.acts]
     decided = worst(blocked, spec_errors=bool(fleet.problems))
     if decided is SUCCESS and found.plan.acts and options.detailed:
@@ -260,11 +264,17 @@ def show_plan(found: Survey, fleet: Fleet, options: PassOptions) -> int:
     return SUCCESS.code
 
 
-def show_text_plan(found: Survey, options: PassOptions) -> None:
+def show_text_plan(found: Survey, options: PassOptions, fleet: Fleet) -> None:
     """Print the plan for people."""
     from reconciler.views.terminal import plan_lines
 
-    out_markup(plan_lines(found.plan, command=options.command(), exact=not options.asked))
+    shown = plan_lines(
+        found.plan,
+        command=options.command(),
+        exact=not options.asked,
+        wrong=bool(fleet.problems),
+    )
+    out_markup(shown)
 
 
 def start_stream(found: Survey) -> None:

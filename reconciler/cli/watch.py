@@ -352,8 +352,10 @@ def _show_source(notice: Any, manager: ServiceManager) -> None:
         sys.stderr.write(f"reconcile: stale: {notice.trouble}\n")
         manager.status(f"stale: {notice.trouble}")
     else:
-        sys.stderr.write(f"reconcile: {name}: {len(notice.fleet.servers)} servers\n")
-        manager.status(f"{name}: {len(notice.fleet.servers)} servers")
+        count = len(notice.fleet.servers)
+        what = f"{name}: {count} server{'' if count == 1 else 's'}"
+        sys.stderr.write(f"reconcile: {what}\n")
+        manager.status(what)
     for problem in notice.fleet.problems:
         sys.stderr.write(f"{problem}\n")
 

@@ -863,7 +863,7 @@ def _state(scan: Scan, exit_status: int | None) -> Diagnosis:
         return _verdict(scan, "ready", scan.ready, "certain")
     if not over and scan.loading is not None and not scan.loud:
         return _verdict(scan, "loading", None, "likely", [scan.loading])
-    return _verdict(
+    unknown = _verdict(
         scan,
         "unknown",
         None,
@@ -871,6 +871,10 @@ def _state(scan: Scan, exit_status: int | None) -> Diagnosis:
         [*scan.loud[:4], *([scan.ended] if scan.ended else [])],
         _about_exit(scan, exit_status),
     )
+    return unknown if scan.lines else replace(unknown, change=EMPTY)
+
+
+EMPTY: Final = "look whether it is the log of the right unit, boot and time; nothing is retried"
 
 
 def _about_exit(scan: Scan, exit_status: int | None) -> str:

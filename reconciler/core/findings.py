@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
-from reconciler.core.grammar import Loc, cut, nearest
+from reconciler.core.grammar import Loc, nearest
 from reconciler.core.spec import Engine, EngineRules, Host, Server
+from reconciler.core.yaml_text import shown_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def _sentence(
     kind, context, value = detail["type"], detail.get("ctx", {}), detail.get("input")
     if kind == "extra_forbidden":
         known = _keys_at(model, loc[:-1], engines)
-        return f"unknown key `{cut(str(loc[-1]))}`{nearest(str(loc[-1]), known)}"
+        return f"unknown key `{shown_key(str(loc[-1]))}`{nearest(str(loc[-1]), known)}"
     if kind == "missing":
         return f"`{loc[-1]}` is missing"
     if kind in _EXPECTED:

@@ -38,7 +38,7 @@ from reconciler.core.sealed import (
     with_secrets,
 )
 from reconciler.core.spec import API_VERSION, EngineRules, Host, Secret, Server
-from reconciler.core.yaml_text import Key, Node, Scalar
+from reconciler.core.yaml_text import Key, Node, Scalar, without_secret
 from reconciler.core.yaml_text import Mapping as Tree
 
 KINDS: Final = ("Server", "Host", "Profile")
@@ -631,9 +631,9 @@ def worded(finding: Finding) -> str:
     if finding.kind == "extra_forbidden" or not finding.loc:
         return finding.message
     if finding.kind == "missing":
-        inside = path_text(finding.loc[:-1])
+        inside = without_secret(path_text(finding.loc[:-1]))
         return f"{finding.message} in `{inside}`" if inside else finding.message
-    return f"`{path_text(finding.loc)}`: {finding.message}"
+    return f"`{without_secret(path_text(finding.loc))}`: {finding.message}"
 
 
 def _claims(server: Server, tree: Tree) -> tuple[_Claim, ...]:

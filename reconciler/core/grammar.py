@@ -71,12 +71,6 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"; did you mean `{near[0]}`?" if near else ""
 
 
-def cut(text: str) -> str:
-    """Show a key that a user wrote: bounded, and safe on a terminal."""
-    seen = "".join(c if c.isprintable() else "�" for c in text[:60])
-    return seen + ("…" if len(text) > 60 else "")
-
-
 # -- text and names --------------------------------------------------------------------------------------
 
 _INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})

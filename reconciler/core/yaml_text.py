@@ -491,7 +491,7 @@ class _Builder:
         assert top.entries is not None
         if text in top.entries:
             first = top.entries[text][0].line
-            self._refuse(line, column, f"`{_shown(text)}` is here twice; first in line {first}")
+            self._refuse(line, column, f"`{shown_key(text)}` is here twice; first in line {first}")
         top.key = (text, Key(self._file, line, column))
 
     def _decorations(self, event: Any, line: int, column: int) -> None:
@@ -566,5 +566,18 @@ def _bounded(number: int | None, text: str) -> tuple[str | int, str | None]:
     return number, None
 
 
-def _shown(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "…"
+_SECRET_IN_KEY: Final = re.compile(
+    r"([\w-]{0,60}(?:key|token(?!s|iz)|secret|passw|credential|authorization)[\w-]{0,20}[\s=:]{1,8})\S.*",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def shown_key(text: str) -> str:
+    """Show a key that a user wrote: bounded, without a secret in it, safe on a terminal."""
+    seen = "".join(c if c.isprintable() else "�" for c in text[:60])
+    return without_secret(seen) + ("…" if len(text) > 60 else "")
+
+
+def without_secret(text: str) -> str:
+    """Take away what follows a secret's name where a key or path should end: `password=…` was meant for somewhere else (S17)."""
+    return _SECRET_IN_KEY.sub(r"\1***", text[:4096])

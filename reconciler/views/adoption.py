@@ -35,7 +35,10 @@ def adoption_lines(
         lines.append(
             "[green]What runs is what the spec says[/]: it is taken over without a restart."
         )
-    lines.append(f"Commit the spec, then: {safe(command)}")
+    if problems:
+        lines.append(f"Mend the spec, commit it, then: {safe(command)}")
+    else:
+        lines.append(f"Commit the spec, then: {safe(command)}")
     return lines
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from reconciler.core.errors import Problem
+from reconciler.core.grammar import URL_CREDENTIAL
 
 WIDTH: Final = 110
 """Of the excerpt; a line of flow style may be far longer than a terminal."""
@@ -23,6 +24,11 @@ _KEY: Final = re.compile(
 _SECRET_WORD: Final = re.compile(
     r"key|token(?!s|iz)|secret|passw|credential|authorization", re.IGNORECASE
 )
+_ASSIGNED: Final = re.compile(
+    r"(?<![\w-])[\w-]{0,60}?(?:key|token(?!s|iz)|secret|passw|credential|authorization)[\w-]{0,20}\s?=\s?(?=\S)",
+    re.IGNORECASE,
+)
+"""The same with `=`, as in a variable or flag that stands where no key can be. Bounded, as above."""
 _SECRET_VALUE: Final = re.compile(
     r"\b(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|eyJ|nvapi-)[\w.-]{4,}"
 )
@@ -88,8 +94,10 @@ def _masked(line: str, *, whole: bool) -> str:
         keep = start.end() if start else 0
         return line[:keep] + "*" * len(line[keep:])
     found = next((m for m in _KEY.finditer(line) if _SECRET_WORD.search(m.group(1))), None)
+    found = found or _ASSIGNED.search(line)
     if found:
         line = line[: found.end()] + "*" * len(line[found.end() :])
+    line = URL_CREDENTIAL.sub(lambda match: "://" + "*" * (len(match.group()) - 4) + "@", line)
     return _SECRET_VALUE.sub(lambda match: "*" * len(match.group()), line)
 
 

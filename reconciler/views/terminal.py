@@ -62,10 +62,11 @@ def safe(text: object) -> str:
     return visible(text).replace("\\", "\\\\").replace("[", "\\[")
 
 
-def plan_lines(plan: Plan, *, command: str, exact: bool = True) -> list[str]:
+def plan_lines(plan: Plan, *, command: str, exact: bool = True, wrong: bool = False) -> list[str]:
     """Show a plan: drift first, then per server what changes and the ordered steps, last the command that applies it.
 
     `command` is the invocation without what this function adds (`--expect`, `--yes`); one that is not `exact` takes no hash.
+    `wrong`: there are specs that are wrong, which no plan holds.
     """
     lines: list[str] = []
     drifted = [p for p in plan.servers if p.drift]
@@ -79,7 +80,7 @@ def plan_lines(plan: Plan, *, command: str, exact: bool = True) -> list[str]:
         lines.append("")
     for server in plan.servers:
         lines += server_lines(server)
-    lines += _closing(plan, command, exact=exact)
+    lines += _closing(plan, command, exact=exact, wrong=wrong)
     return lines
 
 
@@ -161,12 +162,12 @@ def _outage(plan: ServerPlan) -> str:
     return f"expected outage: about {plan.outage_s:.0f} s (median of the last {runs} here, process to process)"
 
 
-def _closing(plan: Plan, command: str, *, exact: bool) -> list[str]:
+def _closing(plan: Plan, command: str, *, exact: bool, wrong: bool) -> list[str]:
     if not plan.acts:
         blocked = sum(p.action is Action.BLOCKED for p in plan.servers)
-        text = (
-            "Nothing to do." if not blocked else f"Nothing to do; {blocked} held back (see above)."
-        )
+        rest = [f"{blocked} held back"] if blocked else []
+        rest += ["some specs are wrong"] if wrong else []
+        text = f"Nothing to do; {', and '.join(rest)} (see above)." if rest else "Nothing to do."
         return [f"{text}  [dim]plan {plan.hash}[/]"]
     if not exact:
         return [

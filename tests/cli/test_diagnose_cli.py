@@ -154,3 +154,19 @@ def test_a_huge_log_is_read_in_bounded_memory(tmp_path: Path, kind: str) -> None
 
     result = run_alone(str(log), "-o", "json", preexec_fn=limit)
     assert json.loads(result.stdout)["code"] == "kv_pool_too_small", result.stderr
+
+
+def test_an_empty_log_is_told_as_one(tmp_path: Path) -> None:
+    """Nobody is sent to read lines that are not there."""
+    (tmp_path / "empty.log").write_text("")
+    said = run(str(tmp_path / "empty.log"), "--exit-status", "1").stdout
+    assert "the log is empty" in said
+    assert "look whether it is the log of the right unit" in said
+    assert "lines above" not in said
+
+
+@pytest.mark.parametrize("status", ["99999", "256", "-65"])
+def test_an_exit_status_that_no_process_has_is_refused(tmp_path: Path, status: str) -> None:
+    """0 to 255, or the negative number of a signal."""
+    (tmp_path / "empty.log").write_text("")
+    assert run(str(tmp_path / "empty.log"), "--exit-status", status).exit_code == 2

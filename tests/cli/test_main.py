@@ -168,3 +168,15 @@ def test_examples_of_a_group_stand_line_by_line() -> None:
     lines = [line.strip() for line in run("lab", "up", "--help").stdout.splitlines()]
     assert "sudo reconcile lab up" in lines
     assert "sudo reconcile lab up pve --pve" in lines
+
+
+def test_nothing_to_do_is_not_the_last_word_where_a_spec_is_wrong(tmp_path: Path) -> None:
+    """One server is told as one; the line before exit 65 says why there is nothing to do."""
+    host = "apiVersion: reconciler/v1\nkind: Host\nname: a\n"
+    (tmp_path / "a.yaml").write_text(
+        f"{host}---\napiVersion: reconciler/v1\nkind: Server\nname: s\nhost: a\n"
+    )
+    done = run("--specs", str(tmp_path), "--dry-run")
+    assert done.returncode == 65
+    assert "1 server is held back, because its spec is wrong" in done.stderr
+    assert done.stdout.startswith("Nothing to do; some specs are wrong (see above).")

@@ -15,9 +15,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from git_repository import Repository
+
+from reconciler.cli.watch import _show_source
+from reconciler.effects.service_manager import ServiceManager
 
 SECRET = "0123456789abcdef-hook"
 HOST = "apiVersion: reconciler/v1\nkind: Host\nname: {name}\n"
@@ -123,3 +127,13 @@ def test_a_permission_that_nobody_looks_at_is_refused(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 64
     assert "--overwrite does not go with --watch" in done.stderr
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 servers"), (1, "1 server\n"), (2, "2 servers")])
+def test_one_server_is_told_as_one(
+    count: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a daemon says of a commit is a sentence for each number of servers."""
+    fleet = SimpleNamespace(servers=(None,) * count, problems=())
+    _show_source(SimpleNamespace(snapshot=None, trouble="", fleet=fleet), ServiceManager.of({}))
+    assert f"the specs: {said}" in capsys.readouterr().err

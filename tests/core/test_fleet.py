@@ -413,3 +413,21 @@ def test_profiles_extend_profiles_and_environments_are_folders() -> None:
     assert fleet.problems == ()
     assert dict(fleet.servers[0].env) == {"A": "base", "B": "prod", "C": "own"}
     assert dict(fleet.servers[1].env) == {"A": "base", "B": "base", "C": "base"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "password=hunter2: 5\n",
+        '"--api-key hunter2": 1\n',
+        '"token=hunter2": 1\n"token=hunter2": 1\n',
+        'env: {"MY_SECRET=hunter2": x}\n',
+        "timeouts: {password=hunter2: {a: 1}}\n",
+    ],
+)
+def test_a_secret_where_a_key_belongs_is_not_repeated(more: str) -> None:
+    """S17: a problem says which key is wrong, and not what somebody meant to keep."""
+    fleet = load({"hosts.yaml": HOST, "a.yaml": server("a", more=more)})
+    said = "\n".join(messages(fleet))
+    assert "***" in said
+    assert "hunter2" not in said

@@ -54,6 +54,9 @@ SECRET = "c4n4ry5ecret"
         (f"x: 'sk-{SECRET}\n", 1, "the closing quote is missing"),
         (f"x: [hf_{SECRET}\n", 1, "`,` or `]` is missing"),
         (f'"api_key": "{SECRET}" x\n', 1, "a `:` where no key can be"),
+        (f"password={SECRET}: 1\n", 1, "unknown key"),
+        (f"args: {{x: MY_TOKEN={SECRET}}}\n", 1, "`args.x`: wrong"),
+        (f"x: https://me:{SECRET}@example.org/a\n", 1, "`x`: wrong"),
     ],
 )
 def test_a_secret_in_the_wrong_place_is_not_shown(text: str, line: int, message: str) -> None:
@@ -72,6 +75,8 @@ def test_a_line_of_one_long_word_is_shown_at_once() -> None:
     """T05: looking for secrets in an excerpt costs one look at the line, however long a word is."""
     text = report([Problem("a.yaml", 1, 1, "no map")], {"a.yaml": b"a" * 250_000})
     assert text.startswith("a.yaml:1:1: no map\n  aaaa")
+    text = report([Problem("a.yaml", 1, 1, "no map")], {"a.yaml": b"a-" * 125_000})
+    assert text.startswith("a.yaml:1:1: no map\n  a-a-")
 
 
 def test_a_count_of_tokens_is_no_secret() -> None:
