@@ -347,7 +347,7 @@ class Daemon:
         if said != self._said:
             self._said = said
             if self.trouble:
-                log.warning("source is stale", why=self.trouble)
+                log.info("source is stale", why=self.trouble)  # Every subscriber hears it below.
             self._tell(SourceRead(self.snapshot, self.fleet, self.trouble))
 
     def _version(self) -> str:

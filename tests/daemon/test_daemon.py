@@ -231,8 +231,10 @@ def _with_drift(steps: int, mode: str) -> str:
     return DOCUMENT.format(steps=steps).replace("model: qwen", f'model: qwen\ndrift: "{mode}"')
 
 
-def test_a_source_that_is_away_leaves_everything_as_it_is() -> None:
-    """S13: stale is said, the hosts are still looked after, and what was wanted stays wanted."""
+def test_a_source_that_is_away_leaves_everything_as_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """S13: stale is said once, the hosts are still looked after, and what was wanted stays wanted."""
     stage = Stage()
     stage.push(1)
     stage.run(120)
@@ -241,6 +243,7 @@ def test_a_source_that_is_away_leaves_everything_as_it_is() -> None:
     told = [n for n in stage.notices if isinstance(n, SourceRead)]
     assert [n.trouble for n in told] == ["", "StoreError: git is away"]
     assert stage.daemon.health()["stale"] == "StoreError: git is away"
+    assert "stale" not in capsys.readouterr().err, "who listens prints it; the log repeats nothing"
     stage.host.machine().stop(f"{SERVER}.service")
     stage.run(180)
     assert stage.starts == 2
