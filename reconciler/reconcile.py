@@ -554,11 +554,23 @@ def fetch_revision(
 
 
 def _silent(host: Host, servers: tuple[Server, ...], error: Exception) -> HostSurvey:
-    reason = Reason.HOST_IDENTITY if isinstance(error, HostIdentityError) else Reason.UNREACHABLE
-    if not isinstance(error, HostUnreachableError | HostIdentityError):
-        reason = Reason.UNREADABLE
-    plans = tuple(blocked(_bare_wish(s), Outcome.UNKNOWN, reason, str(error)) for s in servers)
+    plans = tuple(
+        blocked(_bare_wish(s), Outcome.UNKNOWN, _why_silent(error), str(error)) for s in servers
+    )
     return HostSurvey(host, plans, silence=str(error))
+
+
+def _why_silent(error: Exception) -> Reason:
+    """Tell a host that does not answer from one that answers oddly, and from trouble on this machine, which is not the host's."""
+    match error:
+        case StoreError():
+            return Reason.LOCAL_STATE
+        case HostIdentityError():
+            return Reason.HOST_IDENTITY
+        case HostUnreachableError():
+            return Reason.UNREACHABLE
+        case _:
+            return Reason.UNREADABLE
 
 
 def _bare_wish(server: Server) -> Wish:
@@ -685,9 +697,9 @@ def _carry_all(
                         done[plan.wish.server] = _retired(port, plan, ended, world)
     except (HostError, StoreError) as error:
         for plan in acting:
-            unknown = ServerResult(
-                plan.wish.server, Outcome.UNKNOWN, Reason.UNREACHABLE, str(error)
-            )
+            local = isinstance(error, StoreError)
+            reason = Reason.LOCAL_STATE if local else Reason.UNREACHABLE
+            unknown = ServerResult(plan.wish.server, Outcome.UNKNOWN, reason, str(error))
             done.setdefault(plan.wish.server, unknown)
     return done
 

@@ -164,7 +164,7 @@ def alone_on(host: str, state_dir: Path) -> Iterator[bool]:
     """
     import fcntl
 
-    from reconciler.core.errors import StoreError
+    from reconciler.core.errors import StoreError, local_trouble
 
     path = state_dir / "locks" / f"{host}.lock"
     try:
@@ -172,7 +172,7 @@ def alone_on(host: str, state_dir: Path) -> Iterator[bool]:
         file = path.open("a")
     except OSError as error:
         raise StoreError(
-            f"{path}: cannot be opened ({error.strerror}); nothing was changed"
+            f"{path}: cannot be opened {local_trouble(error)}. Nothing was changed"
         ) from error
     with file:
         try:

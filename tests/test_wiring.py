@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from unprivileged import as_nobody
 
 from reconciler import wiring
 from reconciler.core.errors import StoreError
@@ -35,8 +36,28 @@ def test_two_processes_of_one_installation_know_of_each_other(tmp_path: Path) ->
 def test_a_state_directory_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     """F07: without the lock nobody knows who else is at work, so nothing is begun."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="nothing was changed"), alone_on("one", tmp_path / "file"):
+    with pytest.raises(StoreError, match="Nothing was changed"), alone_on("one", tmp_path / "file"):
         pass
+
+
+def test_a_state_directory_without_rights_says_whose_they_are(tmp_path: Path) -> None:
+    """The cure is for this machine, not for the host."""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+
+    def tried() -> str:
+        try:
+            with alone_on("one/llm", tmp_path / "state"):
+                return "held"
+        except StoreError as error:
+            return str(error)
+
+    tmp_path.chmod(0o555)
+    said = as_nobody(tried)
+    assert (
+        f"{tmp_path}/state/locks/one/llm.lock: cannot be opened (Permission denied): let this user"
+        in said
+    )
 
 
 def test_another_state_directory_is_another_holder() -> None:

@@ -244,7 +244,7 @@ def fail(code: int, message: str) -> NoReturn:
 
 def guarded(work: Callable[[], int | None]) -> NoReturn:
     """Run a command's work and end with its exit code; errors end as the table of exit codes says."""
-    from reconciler.core.conditions import LEASE, SPEC_ERROR, UNKNOWN, USAGE
+    from reconciler.core.conditions import LEASE, LOCAL, SPEC_ERROR, UNKNOWN, USAGE
     from reconciler.core.errors import HostError, LeaseHeldError, StoreError
 
     try:
@@ -256,8 +256,10 @@ def guarded(work: Callable[[], int | None]) -> NoReturn:
         raise typer.Exit(SPEC_ERROR.code) from None
     except LeaseHeldError as error:
         fail(LEASE.code, str(error))
-    except (HostError, StoreError) as error:
+    except HostError as error:
         fail(UNKNOWN.code, chain(error))
+    except StoreError as error:
+        fail(LOCAL.code, chain(error))
     except ReconcilerError as error:
         fail(1, chain(error))
 

@@ -65,6 +65,7 @@ class Reason(StrEnum):
     UNREACHABLE = "Unreachable"
     UNREADABLE = "Unreadable"
     OUTCOME_UNKNOWN = "OutcomeUnknown"
+    LOCAL_STATE = "LocalState"
     # a rollout that went wrong
     STOP_TIMED_OUT = "StopTimedOut"
     NOT_RELEASED = "NotReleased"
@@ -114,6 +115,9 @@ ROLLBACK_FAILED = Exit(
 ROLLED_BACK = Exit(3, CommitStatus.FAILURE, "rolled back to the last good revision")
 FAILED = Exit(1, CommitStatus.FAILURE, "failed; the new server was left or stopped by on_failure")
 REFUSED = Exit(1, CommitStatus.FAILURE, "refused; nothing was changed")
+LOCAL = Exit(
+    1, CommitStatus.ERROR, "this tool's own files on this machine cannot be read or written"
+)
 UNKNOWN = Exit(7, CommitStatus.ERROR, "a host could not be reached or read")
 HELD = Exit(8, CommitStatus.PENDING, "the gate was inconclusive; the new server is up and unproven")
 STALE = Exit(5, CommitStatus.PENDING, "the plan is no longer the one that was shown")
@@ -126,7 +130,7 @@ USAGE = Exit(64, CommitStatus.ERROR, "wrong command line")
 INTERRUPTED = Exit(130, CommitStatus.ERROR, "interrupted")
 
 WORST_FIRST = (
-    BUG, ROLLBACK_FAILED, ROLLED_BACK, FAILED, REFUSED, UNKNOWN, HELD, STALE, LEASE, WAITING, DIFFERENCES, SUCCESS,
+    BUG, ROLLBACK_FAILED, ROLLED_BACK, FAILED, REFUSED, LOCAL, UNKNOWN, HELD, STALE, LEASE, WAITING, DIFFERENCES, SUCCESS,
 )  # fmt: skip
 
 
@@ -151,7 +155,7 @@ def exit_of(result: ServerResult) -> Exit:
         case Outcome.FAILED:
             return ROLLBACK_FAILED if result.reason is Reason.NO_GOOD_REVISION else FAILED
         case Outcome.UNKNOWN:
-            return UNKNOWN
+            return LOCAL if result.reason is Reason.LOCAL_STATE else UNKNOWN
         case Outcome.HELD:
             return HELD
         case Outcome.WAITING:

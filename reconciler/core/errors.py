@@ -18,6 +18,7 @@ An outcome that the design expects is a value (a verdict, a refusal, `Unknown`).
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,6 +108,25 @@ class OutcomeUnknownError(HostError):
 
 class StoreError(ReconcilerError):
     """Local state cannot be read or written."""
+
+
+_CURES = {
+    errno.ENOTDIR: "a part of this path is a file and no directory: remove that file, or name another directory (`state_dir` in the settings)",
+    errno.EEXIST: "a part of this path is a file and no directory: remove that file, or name another directory (`state_dir` in the settings)",
+    errno.EISDIR: "remove it",
+    errno.EACCES: "let this user read and write there, or name another directory (`state_dir` in the settings)",
+    errno.EPERM: "let this user read and write there, or name another directory (`state_dir` in the settings)",
+    errno.EROFS: "that file system is read-only: make it writable, or name another directory (`state_dir` in the settings)",
+    errno.ENOSPC: "make room on that file system",
+    errno.EDQUOT: "make room within this user's quota",
+}
+
+
+def local_trouble(error: OSError) -> str:
+    """Say what is wrong with a file of this machine, and what cures it: `(Permission denied): let this user ...`."""
+    words = error.strerror or plain(error)
+    cure = _CURES.get(error.errno or 0)
+    return f"({words}): {cure}" if cure else f"({words})"
 
 
 class LeaseHeldError(ReconcilerError):

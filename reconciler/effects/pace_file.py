@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from reconciler.core.errors import StoreError
+from reconciler.core.errors import StoreError, local_trouble
 from reconciler.core.pacing import Pace
 from reconciler.logs import log
 
@@ -72,4 +72,4 @@ class PaceFile:
             fresh.write_text(f"{time.time_ns()}")
             fresh.replace(folder / server)
         except OSError as error:
-            raise StoreError(f"{folder}: cannot be written ({error.strerror})") from error
+            raise StoreError(f"{folder}: cannot be written {local_trouble(error)}") from error

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from reconciler.core.errors import StoreError
+from reconciler.core.errors import StoreError, local_trouble
 
 
 class Pin(BaseModel):
@@ -52,7 +52,7 @@ def load_pin(state_dir: Path, host: str) -> Pin | None:
         return None
     except OSError as error:
         raise StoreError(
-            f"{path}: cannot be read ({error.strerror}); see that it is a file that you may read, or enrol {host} again"
+            f"{path}: cannot be read {local_trouble(error)}. Nothing was asked of {host}"
         ) from error
     try:
         return Pin.model_validate_json(text)
@@ -68,8 +68,16 @@ def save_pin(state_dir: Path, pin: Pin) -> None:
 
 
 def forget_pin(state_dir: Path, host: str) -> None:
-    """Remove a host's pin; a missing one is fine."""
-    pin_path(state_dir, host).unlink(missing_ok=True)
+    """Remove a host's pin; a missing one is fine.
+
+    Raises:
+        StoreError: It cannot be removed.
+    """
+    path = pin_path(state_dir, host)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be removed {local_trouble(error)}") from error
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -92,5 +100,5 @@ def write_whole(path: Path, data: bytes) -> None:
             raise
     except OSError as error:
         raise StoreError(
-            f"{path}: cannot be written ({error.strerror}); nothing was changed"
+            f"{path}: cannot be written {local_trouble(error)}. It is as it was"
         ) from error

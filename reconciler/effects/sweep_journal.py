@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from reconciler.core.errors import StoreError, UsageError
+from reconciler.core.errors import StoreError, UsageError, local_trouble
 from reconciler.core.tuning import Tried
 
 FORMAT_VERSION: Final = "1.0"
@@ -72,7 +72,7 @@ class SweepJournal:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise StoreError(f"{self.path}: cannot be read ({error.strerror})") from error
+            raise StoreError(f"{self.path}: cannot be read {local_trouble(error)}") from error
         found = []
         for line in raw.split(b"\n")[:-1]:
             try:
@@ -97,7 +97,7 @@ class SweepJournal:
             self.path.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(
-                f"{self.path}: cannot be written ({error.strerror}); nothing was done"
+                f"{self.path}: cannot be written {local_trouble(error)}. Nothing was done"
             ) from error
         self._append(first)
 
@@ -114,7 +114,7 @@ class SweepJournal:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise StoreError(f"{self.path}: cannot be written ({error.strerror})") from error
+            raise StoreError(f"{self.path}: cannot be written {local_trouble(error)}") from error
 
     def _end_cut_line(self, descriptor: int) -> None:
         """Take away what a crash left of a line, so that the next one can be read."""

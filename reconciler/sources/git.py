@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from reconciler.core.errors import Problem, SpecError, StoreError, UsageError, plain
+from reconciler.core.errors import Problem, SpecError, StoreError, UsageError, local_trouble, plain
 from reconciler.core.yaml_text import MAX_BYTES
 from reconciler.sources.base import Commit, Snapshot, version_of
 from reconciler.sources.directory import MAX_FILES, MAX_TOTAL_BYTES, SUFFIXES
@@ -383,7 +383,7 @@ class GitSource:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             file = (self.folder / "lock").open("a")
         except OSError as error:
-            raise StoreError(f"{self.folder}: cannot be written ({error.strerror})") from error
+            raise StoreError(f"{self.folder}: cannot be written {local_trouble(error)}") from error
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -415,7 +415,7 @@ class GitSource:
             fresh.replace(path)
         except OSError as error:
             raise StoreError(
-                f"{path}: cannot be written ({error.strerror}); nothing was accepted"
+                f"{path}: cannot be written {local_trouble(error)}. Nothing was accepted"
             ) from error
 
     def _forget_held(self) -> None:

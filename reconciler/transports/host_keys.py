@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from reconciler.core.errors import StoreError, plain
+from reconciler.core.errors import StoreError, local_trouble
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -142,7 +142,9 @@ def _replace(file: Path, text: str) -> None:
                 Path(temporary).unlink()
             raise
     except OSError as error:
-        raise StoreError(f"{file}: host keys could not be written: {plain(error)}") from error
+        raise StoreError(
+            f"{file}: host keys could not be written {local_trouble(error)}"
+        ) from error
 
 
 def _read(file: Path) -> Iterator[_Line]:
@@ -156,7 +158,7 @@ def _lines(file: Path) -> Iterator[tuple[str, _Line | None]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StoreError(f"{file}: host keys could not be read: {plain(error)}") from error
+        raise StoreError(f"{file}: host keys could not be read {local_trouble(error)}") from error
     for line in text.splitlines():
         yield line, _parse(line)
 

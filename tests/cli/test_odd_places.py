@@ -66,19 +66,30 @@ def _pin_is_torn(state: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
-    [(_is_file, ("--yes",)), (_pin_is_folder, ("status",)), (_pin_is_torn, ("retry", "s"))],
+    ("make", "words", "cure"),
+    [
+        (
+            _is_file,
+            ("--yes",),
+            "a part of this path is a file and no directory: remove that file, or name another",
+        ),
+        (_is_file, ("--dry-run",), "a part of this path is a file and no directory"),
+        (_pin_is_folder, ("status",), "(Is a directory): remove it"),
+        (_pin_is_torn, ("retry", "s"), "enrol h again"),
+    ],
 )
 def test_a_state_that_cannot_be_read_is_said_once(
-    run: Run, tmp_path: Path, make: Callable[[Path], None], words: tuple[str, ...]
+    run: Run, tmp_path: Path, make: Callable[[Path], None], words: tuple[str, ...], cure: str
 ) -> None:
-    """Exit 7, the file by name, and what to do; nothing is guessed, and no host is asked."""
+    """Exit 1, since no host is at fault; the file by name, and what to do; nothing is guessed, and no host is asked."""
     make(tmp_path / "state")
     ended = run(*words, RECONCILER_STATE_DIR=str(tmp_path / "state"))
-    assert ended.returncode == 7
-    said = ended.stdout + ended.stderr
+    assert ended.returncode == 1
+    said = " ".join((ended.stdout + ended.stderr).split())
     assert str(tmp_path / "state" / "hosts" / "h.json") in said
-    assert "enrol h again" in said
+    assert cure in said
+    assert "Unreachable" not in said
+    assert "a host could not be reached" not in said
 
 
 @pytest.mark.parametrize(
