@@ -269,10 +269,12 @@ def _status(names: tuple[str, ...], specs: SpecsAt, output: Output, export: str 
         out_markup(status_lines(found, terminal_width()))
         out_markup(quarantine_lines(found))
     say_problems(fleet.problems)
-    from reconciler.core.conditions import SPEC_ERROR, UNKNOWN
+    from reconciler.core.conditions import LOCAL, SPEC_ERROR, UNKNOWN, Reason
 
+    if any(p.reason is Reason.LOCAL_STATE for h in found.hosts for p in h.plans):
+        return LOCAL.code  # As in a pass: it outranks wrong specs, and those a host that is silent.
     if fleet.problems:
-        return SPEC_ERROR.code  # As in a pass: it outranks a host that is silent.
+        return SPEC_ERROR.code
     return UNKNOWN.code if any(h.silence for h in found.hosts) else 0
 
 
