@@ -11,7 +11,6 @@ import reconciler.helper
 from reconciler.helper import build
 from reconciler.lab.hosts import SystemdHost
 
-MODULES = build.PARTS[: build.PARTS.index("host") + 1]
 HERE = Path(reconciler.helper.__file__).parent
 
 _BOOTSTRAP = """
@@ -30,9 +29,10 @@ m = host.RealMachine()
 """
 
 
-def ask(host: SystemdHost, code: str, *, user: str | None = None) -> Any:
-    """Run code that sets `answer`, with `m` a RealMachine of that host; return the answer."""
-    sources = [(name, (HERE / f"{name}.py").read_text()) for name in MODULES]
+def ask(host: SystemdHost, code: str, *, user: str | None = None, last: str = "host") -> Any:
+    """Run code that sets `answer`, with `m` a RealMachine of that host; return the answer. `last` is the last module it needs."""
+    modules = build.PARTS[: build.PARTS.index(last) + 1]
+    sources = [(name, (HERE / f"{name}.py").read_text()) for name in modules]
     packed = base64.b64encode(json.dumps(sources).encode()).decode()
     program = f"SOURCES = {packed!r}\n{_BOOTSTRAP}\n{code}\nprint('\\n@@' + json.dumps(answer))\n"
     command = ["/usr/bin/python3", "-I", "-S", "-"]

@@ -64,7 +64,7 @@ def heal(host: LabHost) -> str:
 
 
 _HEAL = """
-rm -f /run/fakegpu/fault.json /run/fakegpu/lag-state.json /run/pct-fault
+rm -f /run/fakegpu/fault.json /run/fakegpu/lag-state.json /run/fakegpu/persistence.json /run/pct-fault
 for f in /etc/pve/lxc/*.conf; do [ ! -e $f ] || sed -i /^lock:/d $f; done
 if systemctl --quiet is-active lab-hang; then systemctl stop lab-hang; fi
 if findmnt --noheadings --output OPTIONS --mountpoint /etc | grep -q ^ro; then umount /etc; fi

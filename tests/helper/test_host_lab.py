@@ -575,3 +575,43 @@ while readings.unit_phase(m.unit("grouped.service")["known"]) != "running": time
 answer = m.processes("/system.slice/grouped.service")["known"][0]["groups"]
 """
     assert ask(lab_host, code) == [60999]
+
+
+RESET = """
+consented, protocol, machine = (sys.modules["reconciler.helper." + name] for name in ("consented", "protocol", "machine"))
+class Bare(host.RealMachine):  # A lab host is a container, whose kernel log is elsewhere: there a reset is refused.
+    def identity(self):
+        return {"known": dict(super().identity()["known"], container=None)}
+    def kernel_log(self, cursor):
+        return {"known": {"cursor": "now", "lines": []}}
+def reset(m):
+    try:
+        return consented.reset_named_gpus(protocol.Act(m, "", {"gpus": [GPU]}))["problems"]
+    except machine.Refused as refused:
+        return refused.reason
+GPU = m.gpus()["known"]["gpus"][0]["uuid"]
+answer = [reset(m), reset(Bare())]
+"""
+
+
+@pytest.mark.nightly
+def test_a_card_is_reset_only_while_nobody_uses_it(lab_host: SystemdHost) -> None:
+    """Rung 9 by the tool's own words: in a container, without a need, beside work or a holder refused; else done, persistence as before."""
+
+    def seen(fault: str = "", *holders: str) -> tuple[Any, str]:
+        if fault:
+            lab_host.check(["sh", "-c", "cat >/run/fakegpu/fault.json"], fault.encode())
+        for gpu in holders:
+            background(lab_host, "resets", f"fd = os.open('/dev/nvidia{gpu}', os.O_RDWR)\nmem = os.memfd_create('fakegpu-1-500-ab')\n{SLEEP}")  # fmt: skip
+        in_container, bare = ask(lab_host, RESET, last="consented")
+        assert in_container == "InContainer"
+        if holders:
+            lab_host.check(["systemctl", "stop", "resets"])
+        asked = "--query-gpu=memory.used,persistence_mode,gpu_recovery_action"
+        return bare, lab_host.check(["nvidia-smi", asked, "--format=csv,noheader,nounits", "-i", "0"])  # fmt: skip
+
+    broken = '{"recovery": {"0": "Reset"}, "leak_mib": {"0": 3000}}'
+    assert seen() == ("NoNeed", "1, Enabled, None\n")
+    assert seen(broken, "1") == ("Computing", "3001, Enabled, Reset\n")
+    assert seen("", "0") == ("GpuHeld", "3001, Enabled, Reset\n")
+    assert seen() == ([], "1, Enabled, None\n")

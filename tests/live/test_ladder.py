@@ -247,6 +247,31 @@ def test_a_unit_that_another_would_start_again(ladder: Ladder, how: str) -> None
     assert ladder.show(row, "MainPID") == main
 
 
+def test_a_unit_that_a_socket_a_timer_or_a_path_would_start_again(ladder: Ladder) -> None:
+    """By a connection, a time or a file: refused before anything is stopped, all of them named.
+
+    systemd forgets a unit that nothing needs: one that never became active triggers nothing, and is told by nobody. So the
+    socket listens first, and it is a connection that starts the server.
+    """
+    row = ladder.up(starts=False)
+    others = {
+        "row-other.socket": "[Socket]\nListenStream=/run/row-other.sock\nService={unit}",
+        "row-other.timer": "[Timer]\nOnCalendar=2099-01-01\nUnit={unit}",
+        "row-other.path": "[Path]\nPathExists=/run/row-other.never\nUnit={unit}",
+    }
+    for name, text in others.items():
+        ladder.host.check(["sh", "-c", f"cat >/etc/systemd/system/{name}"], text.format(unit=row.unit).encode())  # fmt: skip
+    ladder.host.check(["sh", "-c", f"systemctl daemon-reload && systemctl start {' '.join(others)}"])  # fmt: skip
+    ladder.host.check(["python3", "-c", "import socket; socket.socket(socket.AF_UNIX).connect('/run/row-other.sock')"])  # fmt: skip
+    wait_for(lambda: ladder.state(row) == "active" and bool(ladder.witness.now()), 20)
+    main = ladder.show(row, "MainPID")
+    ended = ladder.down(row)
+    assert ended.result.reason is Reason.PREFLIGHT, ended.result
+    assert all(name in ended.result.sentence for name in others), ended.result.sentence
+    assert (ladder.state(row), ladder.show(row, "MainPID")) == ("active", main)
+    ladder.host.check(["sh", "-c", f"systemctl stop {' '.join(others)}; cd /etc/systemd/system && rm {' '.join(others)}; systemctl daemon-reload"])  # fmt: skip
+
+
 # -- others, and the driver -------------------------------------------------------------------------------------
 
 

@@ -48,3 +48,31 @@ def test_a_server_is_released_held_and_comes_back(controller: Controller, view: 
     assert "a test" in status.json()["servers"][0]["sentence"]
     assert controller.run("resume", "llm").code == 0
     assert controller.apply().ended == (0, "Applied", "")
+
+
+@pytest.mark.nightly
+def test_stranded_memory_is_offered_a_reset_and_refused_one_in_a_container(
+    controller: Controller, view: HostView
+) -> None:
+    """Rung 9: named wrong, nothing is done; not named, it is only offered; named right, this host, a container, refuses it all the same."""
+    controller.commit("one")
+    assert controller.apply().ended == (0, "Applied", "")
+    uuid = view.record("bindings")["gpus"][0]
+    release = ("release", controller.host.name, "--gpus", "0", "--yes", "-o", "json")
+    wrong = controller.run(
+        *release, "--allow-gpu-reset", "GPU-00000000-0000-4000-8000-000000000000"
+    )
+    assert wrong.code == 1, wrong.out + wrong.err
+    assert "nothing was done" in wrong.out + wrong.err
+    assert view.state() == "active"
+    fault = json.dumps({"leak_mib": {"0": 3000}})
+    controller.host.check(["sh", "-c", "cat >/run/fakegpu/fault.json"], fault.encode())
+    offered = controller.run(*release)
+    assert offered.code in {1, 4}, offered.out + offered.err
+    (card,) = proof_in(offered.out)["gpus"]
+    assert (card["verdict"], card["next"]["rung"]) == ("wedged", 9)
+    assert view.state() in {"inactive", "failed"}
+    done = controller.run(*release, "--allow-gpu-reset", uuid)
+    assert done.code == offered.code, done.out + done.err
+    assert "not in a container" in done.out + done.err
+    assert b"3000" in controller.host.exec(["cat", "/run/fakegpu/fault.json"]).stdout
