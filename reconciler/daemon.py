@@ -24,6 +24,7 @@ from reconciler.core.effect import Leave
 from reconciler.core.errors import ReconcilerError, SpecError
 from reconciler.core.event import Diagnostic, Event
 from reconciler.core.fleet import Fleet
+from reconciler.core.held import held_result, why_held
 from reconciler.core.pacing import FRESH, Limits, Pace, admitted, after, due_at, renewed
 from reconciler.core.plan import Permissions
 from reconciler.core.revision import revision
@@ -203,6 +204,7 @@ class Daemon:
         with self._wake:
             commit = self.snapshot.commit if self.snapshot else None
             late = self.beat is not None and now - self.beat > STUCK_S
+            wrong = why_held(self.fleet)
             return {
                 "format_version": "1.0",
                 "ok": not late and not self.stopping,
@@ -218,11 +220,15 @@ class Daemon:
                         "ended_s_ago": None if state.ended is None else round(now - state.ended, 1),
                         "servers": {
                             r.server: {"outcome": r.outcome.value, "reason": r.reason.value, "sentence": r.sentence, "revision": r.revision}
-                            for r in state.results.values()
+                            for r in (
+                                held_result(r.server, wrong[r.server]) if r.server in wrong else r
+                                for r in state.results.values()
+                            )
                         },
                     }
                     for name, state in sorted(self.hosts.items())
                 },
+                "spec_wrong": wrong,
             }  # fmt: skip
 
     def alive(self) -> bool:

@@ -15,7 +15,7 @@ from reconciler.cli.context import Output, PassOutput, guarded, out, settings, s
 from reconciler.core.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from reconciler.cli.run import PassOptions
     from reconciler.core.saved_plan import SavedPlan
@@ -112,7 +112,12 @@ def read_state_file(path: Path) -> SavedState:
 
 
 def export_state(
-    found: Survey, target: str, commit: str, branch: Callable[[str], OwnBranch]
+    found: Survey,
+    target: str,
+    commit: str,
+    branch: Callable[[str], OwnBranch],
+    *,
+    spec_wrong: Mapping[str, str],
 ) -> None:
     """Write what was found to a file, to standard output for `-`, or to a branch for `branch:NAME`."""
     from importlib.metadata import version
@@ -125,6 +130,7 @@ def export_state(
         taken_at=time.time(),
         tool_version=version("inference-reconciler"),
         commit=commit,
+        spec_wrong=spec_wrong,
     )
     text = state_text(state)
     if target.startswith("branch:"):

@@ -248,25 +248,36 @@ def _register_steering(app: typer.Typer) -> None:
 
 def _status(names: tuple[str, ...], specs: SpecsAt, output: Output, export: str = "") -> int:
     from reconciler.cli.run import check_names
+    from reconciler.core.held import why_held
+    from reconciler.held_back import with_held
     from reconciler.reconcile import survey
-    from reconciler.views.status import quarantine_lines, status_json, status_lines
+    from reconciler.views.status import nowhere_lines, quarantine_lines, status_json, status_lines
     from reconciler.wiring import RealClock, world
 
     setup = settings()
     fleet, snapshot = load_snapshot(specs, setup)
     check_names(fleet, names)
-    found = survey(fleet, world(setup, RealClock()), only=frozenset(names))
+    controller, only = world(setup, RealClock()), frozenset(names)
+    held = with_held(fleet, survey(fleet, controller, only=only), controller, only)
+    found = held.found
     if export:
         from reconciler.cli.saved import export_state
         from reconciler.cli.watch import state_branch
         from reconciler.sources.revision_files import head_of
 
         commit = snapshot.commit.id if snapshot.commit is not None else head_of(specs.path)
-        export_state(found, export, commit, lambda name: state_branch(setup, specs.git, name))
+        export_state(
+            found,
+            export,
+            commit,
+            lambda name: state_branch(setup, specs.git, name),
+            spec_wrong=why_held(fleet),
+        )
     elif output is Output.JSON:
-        out(json.dumps(status_json(found), indent=2))
+        out(json.dumps(status_json(found, held.nowhere), indent=2))
     else:
         out_markup(status_lines(found, terminal_width()))
+        out_markup(nowhere_lines(held.nowhere))
         out_markup(quarantine_lines(found))
     say_problems(fleet.problems)
     from reconciler.core.conditions import LOCAL, SPEC_ERROR, UNKNOWN, Reason

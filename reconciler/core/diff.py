@@ -24,6 +24,7 @@ class SyncStatus(StrEnum):
     UNVERIFIED = "Unverified"
     DOWN = "Down"
     ON_HOLD = "OnHold"
+    SPEC_WRONG = "SpecWrong"
     ABSENT = "Absent"
     NOT_OURS = "NotOurs"
     UNKNOWN = "Unknown"

@@ -51,6 +51,8 @@ class SavedState(BaseModel):
     commit: str = ""
     digest: str = ""
     hosts: dict[str, SavedHost]
+    spec_wrong: dict[str, str] = Field(default_factory=dict)
+    """The servers whose specs were wrong, and how: what is said of them here was wanted by an earlier spec."""
 
     def age_s(self, now: float) -> float:
         """Give how old it is; never less than nothing."""
@@ -61,7 +63,14 @@ class SavedState(BaseModel):
         return now - self.taken_at > STALE_AFTER_S or self.taken_at - now > FUTURE_S
 
 
-def state_of(found: Survey, *, taken_at: float, tool_version: str, commit: str = "") -> SavedState:
+def state_of(
+    found: Survey,
+    *,
+    taken_at: float,
+    tool_version: str,
+    commit: str = "",
+    spec_wrong: Mapping[str, str] | None = None,
+) -> SavedState:
     """Save what a pass found. `commit` names what was wanted by then, where that came from git."""
     hosts = {h.host.name: _saved(h) for h in found.hosts}
     return SavedState(
@@ -70,6 +79,7 @@ def state_of(found: Survey, *, taken_at: float, tool_version: str, commit: str =
         commit=commit,
         digest=_digest(hosts),
         hosts=hosts,
+        spec_wrong={name: _masked(why) for name, why in (spec_wrong or {}).items()},
     )
 
 

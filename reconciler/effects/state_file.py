@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from reconciler.core.fleet import Fleet
+from reconciler.core.held import why_held
 from reconciler.core.saved_state import state_of, state_text
 from reconciler.core.survey import HostSurvey, Survey
 from reconciler.logs import log
@@ -30,6 +31,7 @@ class StateFile:
     seen: dict[str, tuple[float, HostSurvey]] = field(default_factory=dict)
     written: float | None = None
     changed: bool = False
+    wrong: Mapping[str, str] = field(default_factory=dict)
     also: Callable[[str], None] = lambda _text: None
     """Whoever publishes the text elsewhere as well; it must not wait."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -42,21 +44,32 @@ class StateFile:
 
     def write_if_due(self, fleet: Fleet, commit: str, now: float) -> float | None:
         """Write what is new, but not too often. Give the seconds until it is due; None when nothing is new."""
+        wrong = why_held(fleet)
         with self._lock:
-            if not self.changed:
+            waits = fleet.servers and not self.seen  # The first pass has yet to tell something.
+            if not self.changed and (wrong == self.wrong or waits):
                 return None
             if self.written is not None and 0 <= now - self.written < PAUSE_S:
                 return PAUSE_S - (now - self.written)
-            self.changed, self.written = False, now
+            self.changed, self.written, self.wrong = False, now, wrong
             names = {h.name for h in fleet.hosts}
             if fleet.complete:
                 self.seen = {name: part for name, part in self.seen.items() if name in names}
             seen = dict(self.seen)
-        self._write(_whole(seen, fleet), min((at for at, _ in seen.values()), default=now), commit)
+        taken_at = min((at for at, _ in seen.values()), default=now)
+        self._write(_whole(seen, fleet), taken_at, commit, wrong)
         return None
 
-    def _write(self, found: Survey, taken_at: float, commit: str) -> None:
-        state = state_of(found, taken_at=taken_at, tool_version=self.tool_version, commit=commit)
+    def _write(
+        self, found: Survey, taken_at: float, commit: str, spec_wrong: Mapping[str, str]
+    ) -> None:
+        state = state_of(
+            found,
+            taken_at=taken_at,
+            tool_version=self.tool_version,
+            commit=commit,
+            spec_wrong=spec_wrong,
+        )
         text = state_text(state)
         self.also(text)
         fresh = self.path.with_name(f".{self.path.name}.new")

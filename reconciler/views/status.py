@@ -37,6 +37,8 @@ def stand(plan: ServerPlan, live: LiveHost | None) -> SyncStatus:
     records = found.known_records
     applied = records.applied if records else None
     status = sync_status(plan.wish.target, found, applied, plan.wish.excuse)
+    if plan.reason is Reason.SPEC_INVALID and status is not SyncStatus.UNKNOWN:
+        return SyncStatus.SPEC_WRONG
     down = found.phase in {"down", "not-found"}
     if down and plan.reason is Reason.HOLD and status is not SyncStatus.UNKNOWN:
         return SyncStatus.ON_HOLD
@@ -73,10 +75,9 @@ def status_lines(found: Survey, width: int | None) -> list[str]:
 
 def _row(plan: ServerPlan, host: HostSurvey) -> tuple[str, ...]:
     told = [d.sentence for d in plan.drift]
-    if plan.action is Action.RESUME or plan.outcome is Outcome.WAITING:
-        told.insert(
-            0, plan.sentence
-        )  # A rollout half-way, or a wait, says why the host is as it is.
+    waits = plan.action is Action.RESUME or plan.outcome is Outcome.WAITING
+    if waits or plan.reason is Reason.SPEC_INVALID:
+        told.insert(0, plan.sentence)  # It says why the host is as it is.
     what = "; ".join(told) or plan.sentence
     cells = (
         plan.wish.server,
@@ -153,23 +154,33 @@ def _phase(plan: ServerPlan, host: HostSurvey) -> str:
 
 def gpu_text(plan: ServerPlan, host: HostSurvey) -> str:
     """Show each GPU of a server as index:used/total in MiB."""
-    if host.live is None or not isinstance(host.live.gpus, Known) or plan.wish.target is None:
+    if host.live is None or not isinstance(host.live.gpus, Known):
+        return "?"
+    bound = host.live.bound.get(plan.wish.server, {}).get("gpus")
+    uuids = plan.wish.target.gpu_uuids if plan.wish.target is not None else bound
+    if not isinstance(uuids, list | tuple):
         return "?"
     cards = {g.uuid: g for g in host.live.gpus.value}
-    shown = (cards.get(uuid) for uuid in plan.wish.target.gpu_uuids)
+    shown = (cards.get(uuid) for uuid in uuids)
     return (
         " ".join("?" if g is None else f"{g.index}:{g.used_mib}/{g.total_mib}" for g in shown)
         or "-"
     )
 
 
-def status_json(found: Survey) -> dict[str, Any]:
-    """Give the status as one document."""
+def nowhere_lines(nowhere: Mapping[str, str]) -> list[str]:
+    """Show the servers with a wrong spec that no host has told of."""
+    return [f"[red]{safe(name)}[/]: {safe(why)}" for name, why in sorted(nowhere.items())]
+
+
+def status_json(found: Survey, nowhere: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Give the status as one document; `nowhere` are the servers with a wrong spec that no host has told of."""
     return {
         "format_version": "1.0",
         "type": "status",
         "servers": [_server_json(p, h) for h in found.hosts for p in h.plans],
         "hosts": [_host_json(h) for h in found.hosts],
+        "spec_wrong": dict(nowhere or {}),
     }
 
 

@@ -268,3 +268,24 @@ def test_how_many_requests_a_server_has_is_asked_of_itself() -> None:
         stage.world.advance(5)
         assert probing.in_flight(server, custom, port) is None
         assert probing.in_flight(load_fleet({"a.yaml": DOCUMENT.format(steps=1).encode()}, engines=ENGINES).servers[0], custom, port) is None  # fmt: skip
+
+
+def test_a_wrong_spec_is_told_of_its_server_though_no_pass_looks_at_it(tmp_path: Path) -> None:
+    """A mistake ends the passes of its server, and neither health nor state go on saying that it is in sync."""
+    path = tmp_path / "state.json"
+    stage = Stage()
+    publishing(stage, path)
+    stage.push(1)
+    stage.run(120)
+    assert state_at(path).spec_wrong == {}
+    stage.source.write(DOCUMENT.format(steps=1) + "no_such_key: 1\n")
+    stage.run(120)
+    health = stage.daemon.health()
+    said = health["hosts"][HOST]["servers"][SERVER]
+    assert (said["outcome"], said["reason"]) == ("Refused", "SpecInvalid")
+    assert said["sentence"].startswith("spec is wrong: specs/fleet.yaml:")
+    assert health["spec_wrong"] == {SERVER: said["sentence"]}
+    assert state_at(path).spec_wrong == {SERVER: said["sentence"]}
+    stage.push(1)
+    stage.run(120)
+    assert stage.daemon.health()["spec_wrong"] == state_at(path).spec_wrong == {}
