@@ -33,6 +33,7 @@ from reconciler.core.release_plan import (
     servers_on,
 )
 from reconciler.core.revision import restored
+from reconciler.core.rollout import resume
 from reconciler.core.spec import Host, Server
 from reconciler.effects.carry import Turn, carry
 from reconciler.effects.perform import Performer, observe
@@ -224,7 +225,10 @@ def free(
         for attempt in attempts_for(found.plan, found.live, hold, ids):
             watcher = Watcher(found.host.name, began, world.clock, emit)
             ports = Ports(port, world.clock, world.engines, world.gate, world.holder)
-            ended = carry(replace(attempt, alone=alone), Performer(ports), _both(watcher, ledger))
+            state = replace(attempt, alone=alone)
+            if attempt.resumed:
+                state = resume(state)
+            ended = carry(state, Performer(ports), _both(watcher, ledger))
             results += ended
             for result in ended:
                 emit(OutcomeReached(world.clock.now() - began, result))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reconciler.core import release
-from reconciler.core.attempt import Attempt, Member, Sample
+from reconciler.core.attempt import Attempt, Leg, Member, Sample, load
 from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.desired import Budgets, Target
 from reconciler.core.effect import Acted, Effect, Observed, Reply, Signal, Stop
@@ -119,7 +119,8 @@ def plan_release(
         down = found.phase in {"down", "not-found"}
         held = found.known_records is not None and found.known_records.hold is not None
         leftover = any(h.server == one.server for c in cards for h in c.holders)
-        (resting if down and held and not leftover else stop).append(one)
+        begun = found.known_records is not None and found.known_records.intent is not None
+        (resting if down and held and not leftover and not begun else stop).append(one)
     objections = tuple(_objections(live, cards, stop))
     return ReleasePlan(host, cards, tuple(stop), tuple(resting), objections)
 
@@ -204,10 +205,37 @@ def _objections(
         sentence = f"GPU {card.index} ({card.uuid}): {holder.sentence()}; it is never touched"
         yield Objection(Outcome.REFUSED, Reason.FOREIGN_HOLDER, sentence)
     for one in stop:
-        yield from _server_objections(live, one)
+        yield from _server_objections(live, one, stop)
 
 
-def _server_objections(live: LiveHost, one: Bound) -> Iterator[Objection]:
+def left_releases(live: LiveHost, stop: Sequence[Bound]) -> tuple[Attempt, ...]:
+    """Give the releases of these servers, and no others, that were left half-way on their way to the end: they are gone on with."""
+    names = {one.server for one in stop}
+    found = [_left(live, one.server) for one in stop]
+    return tuple(
+        {
+            attempt.id: attempt
+            for attempt in found
+            if attempt is not None
+            and attempt.leg is Leg.FORWARD
+            and all(m.hold and m.new is None for m in attempt.members)
+            and {m.server for m in attempt.members} <= names
+        }.values()
+    )
+
+
+def _left(live: LiveHost, server: str) -> Attempt | None:
+    """Read what was left half-way of a server; None where there is nothing, or nothing that this version understands."""
+    records = live.server(server).known_records
+    if records is None or records.intent is None:
+        return None
+    try:
+        return load(records.intent.state)
+    except ValueError:
+        return None
+
+
+def _server_objections(live: LiveHost, one: Bound, stop: Sequence[Bound]) -> Iterator[Objection]:
     found = live.server(one.server)
     records = found.known_records
     if records is None or isinstance(found.unit, Unknown):
@@ -219,23 +247,28 @@ def _server_objections(live: LiveHost, one: Bound) -> Iterator[Objection]:
         hold = records.hold
         sentence = f"{one.server} is held by {hold.owner or 'somebody'} ({hold.reason or 'no reason given'}) and runs; `reconcile resume {one.server}` first"
         yield Objection(Outcome.WAITING, Reason.HOLD, sentence)
-    if records.intent is not None:
-        sentence = f"a rollout of {one.server} was left half-way; run `reconcile --server {one.server}` to finish it, or wait until the host has gone back by itself"
+    goes_on = {m.server for attempt in left_releases(live, stop) for m in attempt.members}
+    if records.intent is not None and one.server not in goes_on:
+        left = _left(live, one.server)
+        what = "release" if left is not None and all(m.hold for m in left.members) else "rollout"
+        sentence = f"a {what} of {one.server} was left half-way; run `reconcile --server {one.server}` to finish it, or wait until the host has gone back by itself"
         yield Objection(Outcome.REFUSED, Reason.LEASE_HELD, sentence)
 
 
 def attempts_for(
     plan: ReleasePlan, live: LiveHost, hold: Mapping[str, Any], new_id: Mapping[str, str]
 ) -> tuple[Attempt, ...]:
-    """Make the attempts: one a server, but one for all that share a card."""
+    """Make the attempts: one a server, but one for all that share a card. What was left half-way comes first, and as it stood."""
+    left = left_releases(live, plan.stop)
+    resumed = {m.server for attempt in left for m in attempt.members}
     groups: list[list[Bound]] = []
-    for one in plan.stop:
+    for one in (o for o in plan.stop if o.server not in resumed):
         touching = [g for g in groups if any(set(one.gpus) & set(o.gpus) for o in g)]
         groups = [g for g in groups if g not in touching] + [
             [*(o for g in touching for o in g), one]
         ]
     text = json.dumps(dict(hold), sort_keys=True)
-    return tuple(
+    fresh = tuple(
         Attempt(
             id=new_id[group[0].server],
             host=plan.host,
@@ -243,6 +276,7 @@ def attempts_for(
         )
         for group in groups
     )
+    return (*(replace(attempt, resumed=True) for attempt in left), *fresh)
 
 
 def _member(one: Bound, live: LiveHost, hold: str) -> Member:
