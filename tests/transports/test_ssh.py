@@ -30,6 +30,7 @@ from reconciler.core.errors import (
 )
 from reconciler.transports.host_keys import HostKey, HostKeys, pin
 from reconciler.transports.ssh import SshTarget, SshTransport, scan_host_key
+from reconciler.transports.ssh_login import PromptSocket
 
 LONG_S = 30.0
 
@@ -890,3 +891,18 @@ def test_nothing_on_standard_error(
         run(transport)
     assert capfd.readouterr().err == ""
     assert logging.getLogger("paramiko").handlers
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="Linux only")
+def test_what_is_received_is_acknowledged_at_once() -> None:
+    """A talk back and forth makes the kernel put acknowledgements off; after each receive ours is told not to."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, PromptSocket() as near:
+        near.connect(listener.getsockname())
+        far, _ = listener.accept()
+        with far:
+            for _ in range(8):
+                near.sendall(b"ask")
+                far.recv(16)
+                far.sendall(b"answer")
+                assert near.recv(16) == b"answer"
+                assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 1
