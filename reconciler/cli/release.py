@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +44,7 @@ class ReleaseOptions:
     yes: bool = False
     reason: str = ""
     learn: bool = False
+    last: bool = False
     restart_container: int | None = None
     reset_gpus: tuple[str, ...] = ()
     output: Output = Output.TEXT
@@ -80,6 +81,12 @@ def register(app: typer.Typer) -> None:
                 help="Take what the GPUs use now, with nobody on them, as their idle use.",
             ),
         ] = False,
+        last: Annotated[
+            bool,
+            typer.Option(
+                "--last", help="Show the newest proof that the host keeps, and do nothing."
+            ),
+        ] = False,
         restart_container: Annotated[
             int | None,
             typer.Option(
@@ -113,6 +120,7 @@ def register(app: typer.Typer) -> None:
 
         Examples:
             reconcile release llm-two --dry-run
+            reconcile release llm-two --last
             reconcile release llm-two --gpus 0,1 --reason "fine-tuning until Friday"
             reconcile release llm-two --gpus 2 --allow-gpu-reset GPU-3f1c9a52-6d0e-4b7a-9c18-5e2ab0d4f701
         """
@@ -122,6 +130,7 @@ def register(app: typer.Typer) -> None:
             yes=yes,
             reason=reason,
             learn=learn,
+            last=last,
             restart_container=restart_container,
             reset_gpus=_words(reset_gpus),
             output=output,
@@ -155,6 +164,8 @@ def run_release(fleet: Fleet, host: Host, controller: World, options: ReleaseOpt
     from reconciler.core.conditions import DIFFERENCES, ServerResult, worst
     from reconciler.releasing import Consent, free, look
 
+    if options.last:
+        return _show_last(host, controller, options)
     stream = options.output is Output.JSON
     consent = Consent(options.restart_container, options.reset_gpus)
     with controller.connect(host) as port:
@@ -179,6 +190,29 @@ def run_release(fleet: Fleet, host: Host, controller: World, options: ReleaseOpt
         released = free(found, port, controller, hold, printer(stream=stream), learn=options.learn)
     interrupted = controller.clock.stopping
     return _show_end(host.name, released, stream=stream, interrupted=interrupted)
+
+
+def _show_last(host: Host, controller: World, options: ReleaseOptions) -> int:
+    from reconciler.core.release_plan import Released
+    from reconciler.effects.kept_proofs import last_proof
+    from reconciler.views.release import kept_json, kept_line, proof_lines, proof_table
+    from reconciler.views.table import table_lines
+
+    others = replace(options, last=False, output=Output.TEXT)
+    if others != ReleaseOptions():
+        message = "--last only shows what was proven; leave out what would do or choose something"
+        raise UsageError(message)
+    with controller.connect(host) as port:
+        kept = last_proof(port)
+    if options.output is Output.JSON:
+        out(json.dumps(kept_json(host.name, kept), indent=2))
+    elif kept is None:
+        out(f"{host.name} keeps no proof: nothing was released there")
+    else:
+        out_markup([kept_line(host.name, kept)])
+        out_markup(table_lines(proof_table(kept["gpus"]), terminal_width()))
+        out_markup(proof_lines(host.name, Released((), tuple(kept["gpus"]))))
+    return 0
 
 
 def _show_plan(plan: ReleasePlan, options: ReleaseOptions) -> None:

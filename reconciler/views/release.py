@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from rich.table import Table
@@ -123,6 +124,21 @@ def proof_json(host: str, released: Released) -> dict[str, Any]:
     }
 
 
+def kept_json(host: str, kept: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Give the newest proof that a host keeps as one document; `proof` is null where there is none."""
+    return {"format_version": FORMAT_VERSION, "type": "kept-proof", "host": host, "proof": kept}
+
+
+def kept_line(host: str, kept: Mapping[str, Any]) -> str:
+    """Say when and by whom a kept proof was made, and of which servers."""
+    try:
+        at = datetime.fromtimestamp(float(kept["at"]), tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, OSError, ValueError):
+        at = "an unknown time"
+    servers = ", ".join(f"{s['server']} {s['outcome']}" for s in kept["servers"]) or "no server"
+    return f"{safe(host)} was asked at {at} by {safe(str(kept.get('by') or '?'))}: {safe(servers)}"
+
+
 def proof_table(proof: Sequence[Mapping[str, Any]]) -> Table:
     """Show one line a GPU: what it was judged by."""
     table = Table(box=None, pad_edge=False)
@@ -214,4 +230,12 @@ def objection_lines(sentences: Iterable[str]) -> list[str]:
     return [f"[red]refused[/]: {safe(text)}" for text in sentences]
 
 
-__all__ = ["plan_json", "plan_lines", "proof_json", "proof_lines", "proof_table"]
+__all__ = [
+    "kept_json",
+    "kept_line",
+    "plan_json",
+    "plan_lines",
+    "proof_json",
+    "proof_lines",
+    "proof_table",
+]

@@ -11,7 +11,9 @@ from release_stage import Stage
 
 from reconciler.cli.context import Output
 from reconciler.cli.release import ReleaseOptions, run_release
+from reconciler.core.errors import CommandFailedError, UsageError
 from reconciler.effects.steer import write_records
+from reconciler.helper.quarantine import RELEASES
 from reconciler.lab.simulated_ports import SimulatedPort
 
 Printed = Callable[[], str]
@@ -135,3 +137,40 @@ def test_a_consent_that_names_something_else_is_refused_first(
     assert run(stage, gpus=("0",), yes=True, **options) == 1
     assert "nothing was done" in printed()
     assert stage.running() == ["qwen.service"]
+
+
+def test_the_last_proof_is_shown_again(printed: Printed) -> None:
+    """S20: what the host keeps is what the release printed, and looking at it does nothing."""
+    stage = Stage()
+    assert run(stage, last=True) == 0
+    assert "keeps no proof" in printed()
+    assert run(stage, gpus=("0",), yes=True, output=Output.JSON) == 0
+    (shown,) = [json.loads(x) for x in printed().splitlines() if '"type":"proof"' in x]
+    before = dict(stage.host.host.files.data)
+    assert run(stage, last=True, output=Output.JSON) == 0
+    kept = json.loads(printed())["proof"]
+    assert kept["gpus"] == shown["gpus"]
+    assert [s["outcome"] for s in kept["servers"]] == ["Stopped"]
+    assert run(stage, last=True) == 0
+    text = printed()
+    assert "qwen Stopped" in text
+    assert stage.uuid(0) in text
+    assert stage.host.host.files.data == before
+    with pytest.raises(UsageError, match="only shows"):
+        run(stage, last=True, yes=True)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        b'{"at": 1, "gpus": [{}], "servers": []}',
+        b'{"gpus": 7}',
+        b'{"at": 1, "gpus": [], "servers": [1]}',
+    ],
+)
+def test_a_kept_proof_of_another_shape_is_said(kept: bytes) -> None:
+    """What a host keeps is not believed to be well-formed: one sentence, no traceback (S12)."""
+    stage = Stage()
+    stage.host.host.files.put(RELEASES, kept + b"\n")
+    with pytest.raises(CommandFailedError, match="not one that this version understands"):
+        run(stage, last=True)
