@@ -304,35 +304,6 @@ def test_a_unit_that_was_edited_by_hand_is_kept_until_a_person_says_so(
     assert kept.strip()
 
 
-STARTERS = {
-    "llm.socket": "[Socket]\nListenStream=/run/llm-starter.sock\n[Install]\nWantedBy=sockets.target\n",
-    "llm.path": "[Path]\nPathExists=/run/llm-starter\n[Install]\nWantedBy=paths.target\n",
-    "lab-other.service": "[Unit]\nOnFailure=llm.service\n[Service]\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n",
-}
-"""Units of somebody else's that start ours: each kind is named by systemd in another property."""
-
-
-def test_a_unit_that_would_start_ours_again_is_named_before_anything_stops(
-    controller: Controller, view: HostView
-) -> None:
-    """A socket, a path, an OnFailure= that names our unit: exit 1 with its name, the same process serves on; disabled, the change goes through."""
-    deployed(controller)
-    old = view.server()
-    for name, text in STARTERS.items():
-        view.host.check(["sh", "-c", f"cat >/etc/systemd/system/{name}"], text.encode())
-    # Enabled and never started: systemd loads each with the target that wants it, and nothing comes of that yet.
-    view.host.check(["systemctl", "enable", *STARTERS])
-    refused = controller.apply()
-    assert (refused.code, refused.outcome["outcome"]) == (1, "Refused"), refused.outcome
-    says(refused, *STARTERS, "disable it first")
-    assert view.server() == old
-    view.host.check(["systemctl", "disable", *STARTERS])
-    view.host.check(["sh", "-c", "cd /etc/systemd/system && rm " + " ".join(STARTERS)])
-    view.host.check(["systemctl", "daemon-reload"])
-    assert controller.apply().ended == (0, "Applied", "")
-    view.serves("two")
-
-
 # -- disks ------------------------------------------------------------------------------------------------------
 
 
