@@ -17,7 +17,7 @@ from reconciler.core.conditions import Outcome, Reason, ServerResult
 from reconciler.core.desired import ORIGINAL, Budgets, Target
 from reconciler.core.effect import Effect
 from reconciler.core.errors import CommandFailedError, HostError, UsageError
-from reconciler.core.event import Event, OutcomeReached
+from reconciler.core.event import Event, OutcomeReached, StepProgress
 from reconciler.core.fleet import Fleet
 from reconciler.core.live import Known, LiveHost
 from reconciler.core.release_plan import (
@@ -88,6 +88,8 @@ class Found:
     bound: tuple[Bound, ...]
     settle_s: float
     consent: Consent = NO_CONSENT
+    wait_s: float = 0.0
+    """How long a person wants cards watched that do not become free, where that is longer than a verdict takes."""
 
 
 # -- look and plan -------------------------------------------------------------------------------------------
@@ -240,7 +242,12 @@ def free(
         results += [_not_begun(name) for name in left]
         if learn and not left:
             relearn(found, port)
-        released = keep_proof(found, port, world, ledger, tuple(results))
+
+        def say(why: str) -> None:
+            emit(StepProgress(world.clock.now() - began, found.host.name, "", "proof", why))
+
+        released = keep_proof(found, port, world, ledger, tuple(results), say=say)
+        found = replace(found, wait_s=0.0)
         return last_rungs(found, port, world, ledger, released)
 
 
@@ -350,10 +357,16 @@ def reset_gpus(port: HostPort, uuids: list[str]) -> str:
 
 
 def keep_proof(
-    found: Found, port: HostPort, world: World, ledger: Ledger, results: tuple[ServerResult, ...]
+    found: Found,
+    port: HostPort,
+    world: World,
+    ledger: Ledger,
+    results: tuple[ServerResult, ...],
+    *,
+    say: Callable[[str], None] = lambda _why: None,
 ) -> Released:
     """Take the samples of a proof, judge every card by them, and have the host keep what was found."""
-    live, samples = _watch(found, port, world, ledger)
+    live, samples = _watch(found, port, world, ledger, say)
     proof = proof_of(samples, ledger, live, found.settle_s)
     for card in proof:
         if card["verdict"] in {"wedged", "fault"}:
@@ -373,9 +386,9 @@ def keep_proof(
 
 
 def _watch(
-    found: Found, port: HostPort, world: World, ledger: Ledger
+    found: Found, port: HostPort, world: World, ledger: Ledger, say: Callable[[str], None]
 ) -> tuple[LiveHost, tuple[Sample, ...]]:
-    """Look until every card is proven free, or until looking longer would not help."""
+    """Look until every card is proven free, or until looking longer would not help and nobody wants it (rung 7)."""
     asked = [{"server": o.server, "unit": o.unit, "port": None} for o in found.bound]
     cursor, began = release.cursor_of(found.live), world.clock.now()
     samples: tuple[Sample, ...] = ()
@@ -391,11 +404,23 @@ def _watch(
         leaks = all(state == "not-released" and "still holds" in " ".join(r) for state, r in open_)
         held = any("held by" in " ".join(r) for _, r in open_)
         limit = LEAK_S if leaks and not held else found.settle_s + ODD_S
-        if all(r and r[0].startswith("settling:") for _, r in open_) or len(samples) < SAMPLES_MIN:
+        settling = all(r and r[0].startswith("settling:") for _, r in open_)
+        if settling or len(samples) < SAMPLES_MIN:
             limit = max(limit, SETTLING_S)  # Looks of seconds each are slow, not a verdict.
-        if not open_ or now - began >= limit or world.clock.stopping:
+        limit, waited = max(limit, found.wait_s), now - began
+        if not open_ or waited >= limit or world.clock.stopping:
             return live, samples
-        world.clock.sleep(max(0.05, found.settle_s / 4) if now - began < 10.0 else 1.0)
+        why = next((reasons[0] for _, reasons in open_ if reasons), "not free yet")
+        say(f"{why} (watched for at most {limit:.0f} s)")
+        world.clock.sleep(min(_gap(waited, found.settle_s, settling=settling), limit - waited))
+
+
+def _gap(waited: float, settle_s: float, *, settling: bool) -> float:
+    """Say when to look again: soon while a proof is being taken, rarely at a driver that is in trouble (`gpu-release.md`, rung 7)."""
+    if waited < 10.0 or settling:
+        soon = max(0.05, settle_s / 4)
+        return soon if waited < 10.0 else min(1.0, soon)
+    return 1.0 if waited < LEAK_S else min(10.0, waited / 20)
 
 
 def evidence_of(port: HostPort, holders: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -45,6 +45,7 @@ class ReleaseOptions:
     reason: str = ""
     learn: bool = False
     last: bool = False
+    wait_s: float = 0.0
     restart_container: int | None = None
     reset_gpus: tuple[str, ...] = ()
     output: Output = Output.TEXT
@@ -87,6 +88,14 @@ def register(app: typer.Typer) -> None:
                 "--last", help="Show the newest proof that the host keeps, and do nothing."
             ),
         ] = False,
+        wait: Annotated[
+            str | None,
+            typer.Option(
+                "--wait",
+                metavar="DURATION",
+                help="Watch cards that do not become free for so long, as `5m`. Left out, as long as a verdict takes: 5 to 35 s after `timeouts.release`.",
+            ),
+        ] = None,
         restart_container: Annotated[
             int | None,
             typer.Option(
@@ -124,18 +133,35 @@ def register(app: typer.Typer) -> None:
             reconcile release llm-two --gpus 0,1 --reason "fine-tuning until Friday"
             reconcile release llm-two --gpus 2 --allow-gpu-reset GPU-3f1c9a52-6d0e-4b7a-9c18-5e2ab0d4f701
         """
-        options = ReleaseOptions(
-            gpus=_words(gpus),
-            dry_run=dry_run,
-            yes=yes,
-            reason=reason,
-            learn=learn,
-            last=last,
-            restart_container=restart_container,
-            reset_gpus=_words(reset_gpus),
-            output=output,
-        )
-        guarded(lambda: _release(host, specs, options))
+
+        def begin() -> int:
+            options = ReleaseOptions(
+                gpus=_words(gpus),
+                dry_run=dry_run,
+                yes=yes,
+                reason=reason,
+                learn=learn,
+                last=last,
+                wait_s=watched_for(wait),
+                restart_container=restart_container,
+                reset_gpus=_words(reset_gpus),
+                output=output,
+            )
+            return _release(host, specs, options)
+
+        guarded(begin)
+
+
+def watched_for(text: str | None) -> float:
+    """Read how long cards are to be watched; 0 where nobody said."""
+    from reconciler.cli.steer import seconds_of
+    from reconciler.core.spec import DAY_S
+
+    seconds = seconds_of(text) if text is not None else 0.0
+    if seconds > DAY_S:
+        message = f"--wait {text}: at most a day; the host goes on looking by itself and lifts a quarantine that it can prove"
+        raise UsageError(message)
+    return seconds
 
 
 def _words(given: list[str] | None) -> tuple[str, ...]:
@@ -170,6 +196,7 @@ def run_release(fleet: Fleet, host: Host, controller: World, options: ReleaseOpt
     consent = Consent(options.restart_container, options.reset_gpus)
     with controller.connect(host) as port:
         found = look(fleet, host, port, controller, options.gpus, consent=consent)
+        found = replace(found, wait_s=options.wait_s)
         _show_plan(found.plan, options)
         refused = [
             ServerResult(host.name, o.outcome, o.reason, o.sentence) for o in found.plan.objections

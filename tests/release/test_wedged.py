@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from release_stage import Stage
+from release_stage import HOLD, Stage
 
 from reconciler.core.conditions import Outcome, Reason, worst
+from reconciler.core.event import Event, StepProgress
 from reconciler.core.fleet import load_fleet
 from reconciler.engines import custom
 from reconciler.helper import guard
 from reconciler.lab.schedule import DOCUMENT
-from reconciler.lab.world import Behaviour
+from reconciler.lab.simulated_ports import SimulatedPort
+from reconciler.lab.world import Behaviour, Effect
 from reconciler.reconcile import act, survey
+from reconciler.releasing import free
 from reconciler.views.status import quarantine_lines, status_json
 
 WEDGES = Behaviour(
@@ -146,3 +151,30 @@ def test_without_the_guards_check_a_quarantined_gpu_would_be_started_on(
         guard.check_start(machine, "qwen", "qwen.service")
     monkeypatch.setattr(guard, "refuse_quarantined", lambda _machine, _uuids: None)
     guard.check_start(machine, "qwen", "qwen.service")
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 300.0])
+def test_a_card_is_watched_for_as_long_as_a_person_wants(wait_s: float) -> None:
+    """Rung 7: memory that comes free after two minutes is proven by who waits, is a wedge to who does not, and is looked at rarely."""
+    stage = Stage()
+    stage.host.host.gpus[0].leak_mib = 9000
+    began = stage.world.now
+    stage.world.after(120.0, lambda: setattr(stage.host.host.gpus[0], "leak_mib", 0))
+    looks: list[float] = []
+
+    def note(effect: Effect) -> None:
+        if (effect.kind, effect.detail, effect.stage) == ("call", "observe", "before"):
+            looks.append(stage.world.now - began)
+
+    stage.world.on_effect(note)
+    events: list[Event] = []
+    found = replace(stage.look("0"), wait_s=wait_s)
+    released = free(found, SimulatedPort(stage.host), stage.controller, HOLD, events.append)
+    (card,) = released.proof
+    assert card["verdict"] == ("released" if wait_s else "wedged")
+    assert released.lifted == ((stage.uuid(0),) if wait_s else ())
+    said = [e.waiting_for for e in events if isinstance(e, StepProgress) and e.step == "proof"]
+    assert any(f"at most {wait_s or 35:.0f} s" in text for text in said), said
+    late = [at for at in looks if 80 < at < 120]
+    assert len(late) < 20, "growing gaps: each look is one more client of a driver in trouble"
+    assert stage.running() == []
