@@ -90,6 +90,8 @@ class Found:
     consent: Consent = NO_CONSENT
     wait_s: float = 0.0
     """How long a person wants cards watched that do not become free, where that is longer than a verdict takes."""
+    no_pidfd: bool = False
+    """The operator lets hosts be worked on whose kernel cannot open a process; nobody is signalled there."""
 
 
 # -- look and plan -------------------------------------------------------------------------------------------
@@ -227,7 +229,7 @@ def free(
         for attempt in attempts_for(found.plan, found.live, hold, ids):
             watcher = Watcher(found.host.name, began, world.clock, emit)
             ports = Ports(port, world.clock, world.engines, world.gate, world.holder)
-            state = replace(attempt, alone=alone)
+            state = replace(attempt, alone=alone).every_member(allow_no_pidfd=found.no_pidfd)
             if attempt.resumed:
                 state = resume(state)
             ended = carry(state, Performer(ports), _both(watcher, ledger))
@@ -404,6 +406,8 @@ def _watch(
         leaks = all(state == "not-released" and "still holds" in " ".join(r) for state, r in open_)
         held = any("held by" in " ".join(r) for _, r in open_)
         limit = LEAK_S if leaks and not held else found.settle_s + ODD_S
+        if held:
+            limit = max(limit, release.LAST_S + ODD_S)  # Sooner nobody can be told not to die.
         settling = all(r and r[0].startswith("settling:") for _, r in open_)
         if settling or len(samples) < SAMPLES_MIN:
             limit = max(limit, SETTLING_S)  # Looks of seconds each are slow, not a verdict.

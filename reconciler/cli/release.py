@@ -46,6 +46,7 @@ class ReleaseOptions:
     learn: bool = False
     last: bool = False
     wait_s: float = 0.0
+    no_pidfd: bool = False
     restart_container: int | None = None
     reset_gpus: tuple[str, ...] = ()
     output: Output = Output.TEXT
@@ -181,6 +182,7 @@ def _release(name: str, specs: Path, options: ReleaseOptions) -> int:
         raise UsageError(message)
     clock = RealClock()
     with stoppable(clock):
+        options = replace(options, no_pidfd=setup.allow_no_pidfd)
         return run_release(fleet, host, world(setup, clock), options)
 
 
@@ -196,7 +198,7 @@ def run_release(fleet: Fleet, host: Host, controller: World, options: ReleaseOpt
     consent = Consent(options.restart_container, options.reset_gpus)
     with controller.connect(host) as port:
         found = look(fleet, host, port, controller, options.gpus, consent=consent)
-        found = replace(found, wait_s=options.wait_s)
+        found = replace(found, wait_s=options.wait_s, no_pidfd=options.no_pidfd)
         _show_plan(found.plan, options)
         refused = [
             ServerResult(host.name, o.outcome, o.reason, o.sentence) for o in found.plan.objections
@@ -225,7 +227,7 @@ def _show_last(host: Host, controller: World, options: ReleaseOptions) -> int:
     from reconciler.views.release import kept_json, kept_line, proof_lines, proof_table
     from reconciler.views.table import table_lines
 
-    others = replace(options, last=False, output=Output.TEXT)
+    others = replace(options, last=False, no_pidfd=False, output=Output.TEXT)
     if others != ReleaseOptions():
         message = "--last only shows what was proven; leave out what would do or choose something"
         raise UsageError(message)

@@ -294,6 +294,25 @@ answer = [m.gpus(), m.apps(), m.boottime() - began, m.listdir('/run/reconciler')
     assert lab_host.exec(["pgrep", "-f", "bin/nvidia-smi"]).exit_status == 1
 
 
+def test_a_descriptor_into_a_hung_file_system_does_not_hang_the_scan(lab_host: SystemdHost) -> None:
+    """A plain stat of it waits for ever, with the lock held; asked as the scan asks, it is answered, and its holder is found."""
+    install(lab_host, "hang.service", "[Service]\nExecStart=fakegpu-fuse /dev/lab-hang\n")
+    wait = "import time\nwhile not os.path.ismount('/dev/lab-hang'): time.sleep(0.05)\n"
+    opened = wait + "hung = os.open('/dev/lab-hang', os.O_RDWR)\n" + HOLDER.format(gpu=2)
+    pid = background(lab_host, "in-hung", opened + SLEEP)
+    lab_host.check(["systemctl", "kill", "--signal=STOP", "hang.service"])
+    try:
+        plain = f"for fd in /proc/{pid}/fd/*; do timeout -k1 1 stat -L $fd || exit 7; done"
+        assert lab_host.exec(["bash", "-c", plain]).exit_status == 7
+        code = "began = m.boottime()\nanswer = [m.holders(), m.boottime() - began]"
+        scan, took_s = ask(lab_host, code)
+    finally:
+        lab_host.check(["systemctl", "kill", "--signal=KILL", "hang.service"])
+    assert took_s < 5
+    assert scan["known"]["complete"]
+    assert [one["minors"] for one in scan["known"]["holders"] if one["pid"] == pid] == [[2]]
+
+
 @pytest.fixture
 def thaw(lab_host: SystemdHost) -> Iterator[list[str]]:
     """Free the processes that a test froze."""

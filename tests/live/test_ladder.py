@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 from lab_engine import wait_for
-from ladder import BUDGETS, Ladder, Outcome, Phase, Reason, Row
+from ladder import BUDGETS, LEASE, Ladder, Outcome, Phase, Reason, Row
 
+from reconciler.effects.ports import Request
+from reconciler.helper import build
+from reconciler.helper.enrol import helper_command
 from reconciler.lab.faults import HOLD, _v1_freezer
 from reconciler.lab.hosts import LabPaths, SystemdHost
 
@@ -393,6 +396,45 @@ def test_systemds_own_restart_beside_a_left_over_is_kept_out(ladder: Ladder) -> 
     ended = ladder.down(row)
     assert ended.released, ended.result
     assert ended.signals == ["TERM", "KILL"]
+
+
+def test_a_helper_whose_connection_died_finishes_and_keeps_its_answer(ladder: Ladder) -> None:
+    """Hung up on and with nobody to read its answer, it does its act once; asked again by the same nonce, it says what it said (F36)."""
+    row = ladder.up(starts=False)
+    claimed = ladder.connected.call(Request("claim", {**LEASE, "ttl_s": 60}, server=row.server), deadline_s=30)  # fmt: skip
+    request = {
+        "format": 1, "nonce": "5" * 32, "verb": "record", "args": {"name": "attempted", "content": {"revision": "a" * 64}}, "server": row.server,
+        "fence": claimed.data["fence"], "boot_id": claimed.data["boot_id"], "not_after": claimed.data["boottime"] + 60,
+    }  # fmt: skip
+    line, helper = json.dumps(request) + "\n", helper_command(build.digest()).split()
+    ended = ladder.host.check(["python3", "-c", HUNG_UP, line, *helper])
+    assert int(ended) >= 0, "ended by a signal"
+    again = ladder.host.check(helper, line.encode())
+    assert '"outcome":"done"' in again.replace('": "', '":"')
+    written = ladder.host.check(["cat", f"/var/lib/reconciler/{row.server}/attempted.json"])
+    assert json.loads(written)["revision"] == "a" * 64
+    journal = ladder.host.check(["cat", f"/var/lib/reconciler/{row.server}/journal.ndjson"])
+    lines = [json.loads(x) for x in journal.splitlines() if "5" * 32 in x]
+    assert [x["outcome"] for x in lines] == ["begun", "done"]
+
+
+HUNG_UP = """
+import fcntl, signal, subprocess, sys, time
+lock = open('/run/reconciler/lock', 'a')
+fcntl.flock(lock, fcntl.LOCK_EX)
+helper = subprocess.Popen(sys.argv[2:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+helper.stdin.write(sys.argv[1].encode())
+helper.stdin.close()
+helper.stdout.close()
+ignored = (1 << signal.SIGHUP - 1) | (1 << signal.SIGPIPE - 1)
+while True:
+    shown = open(f'/proc/{helper.pid}/status').read().partition('SigIgn:')[2].split()[0]
+    if int(shown, 16) & ignored == ignored: break
+    time.sleep(0.02)
+helper.send_signal(signal.SIGHUP)
+fcntl.flock(lock, fcntl.LOCK_UN)
+print(helper.wait(20))
+"""
 
 
 def test_the_environment_of_a_server_never_reaches_the_guard(ladder: Ladder) -> None:

@@ -48,10 +48,11 @@ def marks(stage: Stage) -> dict[str, str]:
     return {gpu["uuid"]: gpu["status"] for gpu in host["gpus"]}
 
 
-def test_a_process_that_does_not_die_ends_as_a_report() -> None:
-    """The report names the process, its state, where it hangs, what is pending, the next rung and its cost; the server is held."""
+@pytest.mark.parametrize("settle_s", [0.4, 2.0, 10.0])
+def test_a_process_that_does_not_die_ends_as_a_report(settle_s: float) -> None:
+    """The report names the process, its state, where it hangs, what is pending, the next rung and its cost, however short the settle window; the server is held."""
     stage = Stage(WEDGES)
-    released = stage.free(stage.look("0", "1"))
+    released = stage.free(replace(stage.look("0", "1"), settle_s=settle_s))
     (result,) = released.results
     assert (result.outcome, result.reason) == (Outcome.FAILED, Reason.WEDGED)
     assert "down and on hold" in result.sentence
