@@ -308,7 +308,34 @@ def last_rungs(
         released = keep_proof(found, port, world, ledger, released.results)
     if found.consent.anything and not notes:
         notes.append("nothing was restarted or reset: it was not needed, or would not have helped")
+    elif notes:
+        released = replace(released, results=_freed(found, port, released, notes))
     return replace(released, notes=tuple(notes))
+
+
+def _freed(
+    found: Found, port: HostPort, released: Released, notes: Sequence[str]
+) -> tuple[ServerResult, ...]:
+    """Give the servers' results as they are now: one that is down and on hold, its cards free by what was consented to, is stopped as asked."""
+    asked = [{"server": o.server, "unit": o.unit, "port": None} for o in found.bound]
+    try:
+        live = observe(port, _args(asked), deadline_s=OBSERVE_DEADLINE_S)
+    except HostError:
+        return released.results
+    free_now = {card["uuid"] for card in released.proof if card["verdict"] == "released"}
+    stopped = set()
+    for one in found.bound:
+        seen = live.server(one.server)
+        held = seen.known_records is not None and seen.known_records.hold is not None
+        if held and seen.phase in {"down", "not-found"} and set(one.gpus) <= free_now:
+            stopped.add(one.server)
+    sentence = f"down and on hold; its GPUs are proven free since {', '.join(notes)}"
+    return tuple(
+        replace(r, outcome=Outcome.STOPPED, reason=Reason.NONE, sentence=sentence)
+        if r.server in stopped and r.reason in {Reason.WEDGED, Reason.NOT_RELEASED}
+        else r
+        for r in released.results
+    )
 
 
 def restart_container(found: Found, port: HostPort, world: World, uuids: list[str]) -> str:

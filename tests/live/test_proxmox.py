@@ -284,3 +284,50 @@ def test_the_gpus_of_a_container_are_released_as_the_node_sees_them(
     assert {card["verdict"] for card in proof["gpus"]} == {"released"}
     assert proof["kept_on_host"] is True
     assert view.state() == "inactive"
+
+
+@pytest.mark.nightly
+def test_a_container_is_restarted_only_by_a_consent_that_names_it(
+    pve_host: ProxmoxHost, view: ContainerView, controller: Controller
+) -> None:
+    """Rung 8: another number does nothing, somebody else's unit inside forbids it; alone in it, what SIGKILL does not end ends with the container.
+
+    The server hangs as in a driver, which lets go of it once its container is being shut down.
+    """
+    assert deploy(controller, "one").ended == (0, "Applied", "")
+    server = view.server()
+    release = ("release", HOST, "--yes", "-o", "json", "--allow-container-restart")
+    wrong = controller.run(*release, str(pve_host.vmid + 1))
+    assert wrong.code == 1, wrong.out + wrong.err
+    assert "nothing was done" in wrong.out
+    assert view.server() == server
+    break_(pve_host, "ignore-term", unit=view.unit)
+    break_(pve_host, "d-state", unit=view.unit)
+    break_(pve_host, "python")
+    shared = controller.run(*release, str(pve_host.vmid))
+    assert shared.code != 0, shared.out + shared.err
+    assert "lab-python.service: it is not restarted" in str(proof_of(shared)["consented"]), (
+        proof_of(shared)
+    )
+    assert view.server("lab-python.service") is not None
+    assert {card["verdict"] for card in proof_of(shared)["gpus"]} == {"wedged", "released"}
+    pve_host.check(["systemctl", "stop", "lab-python.service"])
+    begun = controller.begin(*release, str(pve_host.vmid))
+    stops = ["pgrep", "-f", f"^lxc-stop -n {pve_host.vmid}"]
+    wait_for(lambda: pve_host.outer.exec(stops).exit_status == 0, 120)
+    heal(pve_host)
+    done = begun.end()
+    assert done.code == 0, done.out + done.err
+    assert proof_of(done)["consented"] == [f"container {pve_host.vmid} was restarted"]
+    assert {card["verdict"] for card in proof_of(done)["gpus"]} == {"released"}
+    assert view.state() in {"inactive", "failed"}
+    assert controller.run("resume", "llm").code == 0
+    assert controller.apply().ended == (0, "Applied", "")
+    view.serves("one")
+
+
+def proof_of(run: Run) -> dict[str, Any]:
+    """Give the proof of a release."""
+    (proof,) = [line for text in run.out.splitlines() if (line := json.loads(text))["type"] == "proof"]  # fmt: skip
+    assert isinstance(proof, dict)
+    return proof

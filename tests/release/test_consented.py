@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from release_stage import Stage
 
+from reconciler.core.conditions import Outcome, worst
 from reconciler.helper import consented
 from reconciler.lab.simulated import SimulatedHost, add_host
 from reconciler.lab.world import Process, World
@@ -48,6 +49,7 @@ def test_a_reset_needs_consent_and_then_frees_stranded_memory() -> None:
     released = stage.free(found)
     assert released.notes == (f"{stage.uuid(0)} was reset",)
     assert released.proof[0]["verdict"] == "released"
+    assert worst(released.verdicts).code == 0
     assert released.lifted == (stage.uuid(0),)
     assert gpu.persistence == "Enabled"
 
@@ -253,3 +255,20 @@ def test_a_shared_container_is_refused_by_its_check(monkeypatch: pytest.MonkeyPa
     assert "postgresql" in restart(host)["message"]
     monkeypatch.setattr(consented, "other_units", lambda *_args: [])
     assert restart(host)["outcome"] == "done"
+
+
+@pytest.mark.parametrize("helps", [True, False])
+def test_one_run_with_consent_ends_as_what_it_proved(helps: bool) -> None:
+    """A server that failed to be released on the way is stopped as asked once its cards are proven free, on hold as before; else it stays failed."""
+    stage = stranded()
+    if not helps:
+        stage.host.host.gpus[
+            0
+        ].reset_says = "GPU Reset couldn't run because GPU 0 is the primary GPU."
+    found = replace(stage.look("0", "1"), consent=Consent(gpus=(stage.uuid(0),)))
+    released = stage.free(found)
+    (result,) = released.results
+    assert worst(released.verdicts).code == (0 if helps else 1)
+    assert (result.outcome is Outcome.STOPPED) is helps
+    assert stage.running() == []
+    assert stage.run().outcome is Outcome.WAITING, "on hold either way"
