@@ -5,16 +5,23 @@ from __future__ import annotations
 import ast
 import base64
 import json
+import re
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from reconciler.effects.channel import CARRIED_AND_KEPT_COMMAND
+from reconciler.effects.channel import (
+    CARRIED_AND_KEPT_COMMAND,
+    CARRIED_AS_ROOT_COMMAND,
+    CARRIED_COMMAND,
+)
 from reconciler.helper import build
+from reconciler.helper.enrol import helper_command
 from reconciler.helper.machine import Machine
 from reconciler.helper.observe import installed_on, launcher_text
 from reconciler.helper.records import LIB
@@ -193,3 +200,25 @@ def test_a_helper_counts_as_installed_only_where_all_of_it_is_as_written() -> No
     for path, written in whole.items():
         assert digests({name: data for name, data in whole.items() if name != path}) == []
         assert digests(whole | {path: written + b"\n"}) == []
+
+
+@pytest.mark.parametrize(
+    "command", [CARRIED_COMMAND, CARRIED_AS_ROOT_COMMAND, CARRIED_AND_KEPT_COMMAND, helper_command("0" * 12)]
+)  # fmt: skip
+def test_no_line_of_a_hosts_site_packages_is_run_with_the_helper(
+    command: str, tmp_path: Path
+) -> None:
+    """`-I` alone runs what stands in `.pth` files, as root; every way in which the helper is started leaves them out."""
+    venv.create(tmp_path / "host")
+    (site,) = (tmp_path / "host").glob("lib/python3*/site-packages")
+    (site / "evil.pth").write_text("import sys; sys.stdout.write('evil')\n")
+    python = tmp_path / "host" / "bin" / "python3"
+
+    def said(*flags: str) -> str:
+        argv = [str(python), *flags, "-c", ""]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    assert "evil" in said("-I")
+    flags = re.findall(r"python3((?: -[A-Z])+)", command)
+    assert len(flags) == 1
+    assert said(*flags[0].split()) == ""
