@@ -60,10 +60,23 @@ def test_an_idle_host_has_no_holder_and_every_card(lab_host: SystemdHost) -> Non
     ]
     assert len({gpu["uuid"] for gpu in gpus["gpus"]}) == 4
     assert gpus["driver"]
-    assert gpus["gpus"][0]["recovery_action"] is None  # This driver does not know the field.
+    assert gpus["gpus"][0]["recovery_action"] == "None"  # The driver's own word for: nothing to do.
     assert gpus["gpus"][0]["persistence"] == "Enabled"
     assert apps == []
     assert holders == {"complete": True, "unreadable": 0, "holders": []}
+
+
+def test_a_field_that_the_driver_refuses_is_left_out_and_remembered(lab_host: SystemdHost) -> None:
+    """An older driver fails a whole query for one name: the cards are told all the same, and the next helper does not ask again."""
+    code = """
+m._gpu_fields = ["persistence_mode", "no.such.field"]
+cards = m.gpus()
+answer = [cards, m._gpu_fields, host.RealMachine()._remembered_fields(m._driver({}))]
+m.remove("/run/reconciler/gpu-fields.json")
+"""
+    cards, asked, remembered = ask(lab_host, code)
+    assert [card["persistence"] for card in cards["known"]["gpus"]] == ["Enabled"] * 4
+    assert asked == remembered == ["persistence_mode"]
 
 
 def test_a_holder_is_told_by_device_number_whatever_its_path(lab_host: SystemdHost) -> None:
