@@ -536,14 +536,14 @@ def _finish(state: Attempt, reply: Reply) -> tuple[Attempt, Effect]:
             state = state.with_members({index: {"fence": None, "finished": 0}})
             if isinstance(reply, Unreachable | Lost) and reply.now != since:
                 return replace(state, entered=None), Wait(1.0, "the host does not answer")
-            return state, Claim(member.server, LEASE_TTL_S, takeover=True)
+            return state, Claim(member.server, LEASE_TTL_S, takeover=state.alone)
     while state.cursor < len(state.members):
         member = state.member
         stage = member.finished + 1
         effect = _last_effect(state, member, stage, reply.now)
         if effect is not None and member.fence is None:
             if stage <= SETTLED and not isinstance(reply, Turned):
-                return state, Claim(member.server, LEASE_TTL_S, takeover=True)
+                return state, Claim(member.server, LEASE_TTL_S, takeover=state.alone)
             effect = None
         if stage > GIVEN_BACK:
             state = replace(state, cursor=state.cursor + 1)

@@ -11,7 +11,7 @@ from reconciler.core import rollout
 from reconciler.core.attempt import Attempt, Member, Phase
 from reconciler.core.conditions import Outcome, Reason, ServerResult, exit_of
 from reconciler.core.desired import Budgets
-from reconciler.core.effect import Claim, Turned
+from reconciler.core.effect import Claim, Reply, Turned, Waited
 from reconciler.core.steps import LEASE_TTL_S
 from reconciler.engines import custom
 from reconciler.lab.schedule import HOST, ControllerDiedError, fleet_of, new_host
@@ -123,3 +123,15 @@ def test_one_that_lost_its_lease_to_who_is_alone_does_not_take_it_back() -> None
     for alone in (False, True):
         _, effect = rollout.step(replace(state, alone=alone), Turned(1.0, "StaleFence", "", {}))
         assert effect == Claim("qwen", LEASE_TTL_S, takeover=alone)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("reply", [Waited(1.0), Turned(1.0, "StaleFence", "", {})])
+def test_the_end_of_a_rollout_takes_no_lease_from_a_living_process(
+    reply: Reply, alone: bool
+) -> None:
+    """S8: what is left to settle is settled under a lease that this process may have, also where it was lost at the very end."""
+    member = Member("qwen", "qwen.service", None, None, Budgets(), settle="stopped")
+    state = Attempt("a", HOST, (member,), phase=Phase.FINISHED, began=0.0, entered=0.0, alone=alone)
+    _, effect = rollout.step(state, reply)
+    assert effect == Claim("qwen", LEASE_TTL_S, takeover=alone)
