@@ -20,11 +20,15 @@ from reconciler.bench import carried
 from reconciler.bench.load_plan import Endpoint, LoadPlan, Progress, digest_of
 from reconciler.core.errors import HostError, OutcomeUnknownError
 from reconciler.core.measurement import ReasonCode, RunResult
-from reconciler.effects.channel import PYTHON, parse_frame
+from reconciler.effects.channel import parse_frame
+from reconciler.helper.records import PYTHON
 from reconciler.transports.base import Session, Transport
 
-# Not -S: where uvloop is installed for the host's own Python, it is used.
-COMMAND = f'exec {PYTHON} -I -c "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"'
+# The host's own packages are looked at for uvloop, and no line of their `.pth` files is run, which is what `site` would do.
+COMMAND = (
+    f'exec {PYTHON} -I -S -c "import sys, site; sys.path += site.getsitepackages(); '
+    'i = sys.stdin.buffer; exec(i.read(int(i.readline())))"'
+)
 # A round of 20 distributions and as many texts as it has questions is some 300 kB.
 CAP_BYTES = 32 << 20
 # Starting Python, compiling the client, opening connections.

@@ -20,11 +20,11 @@ from reconciler.effects.channel import (
     CARRIED_AS_ROOT_COMMAND,
     CARRIED_COMMAND,
 )
+from reconciler.effects.host_meter import COMMAND as METER_COMMAND
 from reconciler.helper import build
-from reconciler.helper.enrol import helper_command
 from reconciler.helper.machine import Machine
 from reconciler.helper.observe import installed_on, launcher_text
-from reconciler.helper.records import LIB
+from reconciler.helper.records import LIB, helper_command
 
 OBSERVE = {
     "format": 1,
@@ -203,22 +203,22 @@ def test_a_helper_counts_as_installed_only_where_all_of_it_is_as_written() -> No
 
 
 @pytest.mark.parametrize(
-    "command", [CARRIED_COMMAND, CARRIED_AS_ROOT_COMMAND, CARRIED_AND_KEPT_COMMAND, helper_command("0" * 12)]
+    "command", [CARRIED_COMMAND, CARRIED_AS_ROOT_COMMAND, CARRIED_AND_KEPT_COMMAND, METER_COMMAND, helper_command("0" * 12)]
 )  # fmt: skip
-def test_no_line_of_a_hosts_site_packages_is_run_with_the_helper(
+def test_no_line_of_a_hosts_site_packages_is_run_with_what_we_start(
     command: str, tmp_path: Path
 ) -> None:
-    """`-I` alone runs what stands in `.pth` files, as root; every way in which the helper is started leaves them out."""
+    """`-I` alone runs what stands in `.pth` files, as root; every way in which a program of ours is started on a host leaves them out."""
     venv.create(tmp_path / "host")
     (site,) = (tmp_path / "host").glob("lib/python3*/site-packages")
     (site / "evil.pth").write_text("import sys; sys.stdout.write('evil')\n")
     python = tmp_path / "host" / "bin" / "python3"
 
-    def said(*flags: str) -> str:
-        argv = [str(python), *flags, "-c", ""]
-        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    def said(code: str, *flags: str) -> str:
+        argv = [str(python), *flags, "-c", code]
+        return subprocess.run(argv, input="11\nprint('we')", check=True, capture_output=True, text=True).stdout  # fmt: skip
 
-    assert "evil" in said("-I")
-    flags = re.findall(r"python3((?: -[A-Z])+)", command)
-    assert len(flags) == 1
-    assert said(*flags[0].split()) == ""
+    assert "evil" in said("", "-I")
+    (flags,) = re.findall(r"python3((?: -[A-Z])+)", command)
+    code = re.search(r'-c "(.*)"', command)
+    assert said(code[1] if code else "print('we')", *flags.split()) == "we\n"
