@@ -20,10 +20,9 @@ from typing import Any
 from reconciler.core.errors import CommandFailedError, HostUnreachableError, OutcomeUnknownError
 from reconciler.effects.ports import Answer, Request
 from reconciler.helper import build
+from reconciler.helper.records import PYTHON, helper_command
 from reconciler.transports.base import Completed, Session, Transport
 
-PYTHON = "/usr/bin/python3"
-LIBRARY = "/usr/local/lib/reconciler"
 CARRIED_COMMAND = f"exec {PYTHON} -I -S -"
 CARRIED_AND_KEPT_COMMAND = (
     f'exec {PYTHON} -I -S -c "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"'
@@ -41,7 +40,7 @@ MUTATING = frozenset(
 
 def installed_command(digest: str, *, sudo: bool) -> str:
     """Give the one command that runs the installed helper; the sudoers line allows exactly this."""
-    program = f"{PYTHON} -I -S {LIBRARY}/run-{digest}.py"
+    program = helper_command(digest)
     return f"exec sudo -n -- {program}" if sudo else f"exec {program}"
 
 

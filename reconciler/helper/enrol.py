@@ -15,7 +15,6 @@ from reconciler.helper.machine import Machine, Refused
 from reconciler.helper.observe import (
     HELPER_FILE,
     LAUNCHER_FILE,
-    launcher_path,
     launcher_text,
     need_root,
 )
@@ -31,6 +30,8 @@ from reconciler.helper.records import (
     absolute_path,
     bad,
     encoded,
+    helper_command,
+    launcher_path,
     matching,
     read_json,
     servers_on,
@@ -38,7 +39,6 @@ from reconciler.helper.records import (
     texts_of,
 )
 
-PYTHON = "/usr/bin/python3"
 SUDOERS = "/etc/sudoers.d/reconciler"
 GUARD_UNIT = "reconciler-guard@.service"
 TICK_UNIT = "reconciler-tick.service"
@@ -50,11 +50,6 @@ PROGRAM_CAP = 2 * 1024 * 1024
 def helper_path(digest12: str) -> str:
     """Return where the helper of this digest lies."""
     return f"{LIB}/helper-{digest12}.py"
-
-
-def helper_command(digest12: str) -> str:
-    """Return the one command that sudo allows, and that the transports and our units run."""
-    return f"{PYTHON} -I -S {launcher_path(digest12)}"
 
 
 def guard_unit_text(digest12: str) -> str:
@@ -255,4 +250,4 @@ def units_with_guard(machine: Machine) -> List[str]:
     return found
 
 
-__all__ = ["enrol", "helper_command", "helper_path", "sudoers_text", "unenrol"]
+__all__ = ["enrol", "helper_path", "sudoers_text", "unenrol"]

@@ -6,20 +6,15 @@ nobody takes half a value for the whole. Part of the shipped helper: Python 3.9,
 
 from __future__ import annotations
 
-import re
 from typing import Any, Dict, List, Optional, Tuple
 
 from reconciler.helper.machine import Machine, Reading
 from reconciler.helper.records import STATE, VARIABLE
-from reconciler.helper.redaction import redacted_text
+from reconciler.helper.redaction import SECRET_VARIABLE, redacted_text
 
 ENVIRONMENT_FILE_CAP = 65536
 ENVIRONMENT_FILES_CAP = 8
 ENVIRONMENT_VALUE_CAP = 4096
-HIDDEN_VARIABLE = re.compile(
-    r"(?:^|_|API)KEYS?$|TOKEN$|SECRET|PASSW|PASS$|PWD$|_PAT$|CREDENTIAL|AUTH|PRIVATE|COOKIE",
-    re.IGNORECASE,
-)
 
 
 def environment_files_of(machine: Machine, command: Reading, props: Dict[str, Any]) -> Reading:
@@ -70,7 +65,7 @@ def environment_files_of(machine: Machine, command: Reading, props: Dict[str, An
 
 def shown_value(name: str, value: str) -> Optional[str]:
     """Return a value that may be shown, None for one that is or may be a secret."""
-    hidden = HIDDEN_VARIABLE.search(name) or redacted_text(value) != value
+    hidden = SECRET_VARIABLE.search(name) or redacted_text(value) != value
     return None if hidden or len(value) > ENVIRONMENT_VALUE_CAP else value
 
 

@@ -28,12 +28,14 @@ from reconciler.helper.records import (
     TRIAL,
     UNIT_NAME,
     USER_NAME,
+    VARIABLE,
     absolute_path,
     bad,
     baselines_on,
     bound_servers,
     flag_path,
     is_sealed,
+    launcher_path,
     lease_path,
     matching,
     number_of,
@@ -48,7 +50,7 @@ from reconciler.helper.records import (
     texts_of,
     whole_of,
 )
-from reconciler.helper.redaction import redacted_body, redacted_text
+from reconciler.helper.redaction import SECRET_VARIABLE, redacted_body, redacted_text
 
 HELPER_FILE = re.compile(r"helper-([0-9a-f]{12})\.py")
 LAUNCHER_FILE = re.compile(r"run-([0-9a-f]{12})\.py")
@@ -163,12 +165,6 @@ def observe_server(machine: Machine, asked: Dict[str, Any]) -> Dict[str, Any]:
     return found
 
 
-VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-SECRET_VARIABLE = re.compile(
-    r"api_?key|token$|secret|passw|credential|authorization|private", re.IGNORECASE
-)
-
-
 def environ_of(machine: Machine, props: Dict[str, Any], asked: Any) -> Reading:
     """Return what the main process was started with, of the variables asked for by name or by how they begin.
 
@@ -182,7 +178,7 @@ def environ_of(machine: Machine, props: Dict[str, Any], asked: Any) -> Reading:
     if len(names) + len(starts) + len(hidden) > NAMES_CAP:
         raise bad(f"environment asks for more than {NAMES_CAP} names")
     for word in (*names, *starts, *hidden):
-        matching(VARIABLE_NAME, word, "variable")
+        matching(VARIABLE, word, "variable")
     pid = int(props.get("MainPID") or 0)
     reading = machine.environment(pid) if pid else {"unknown": "the unit has no main process"}
     known: Any = reading.get("known")
@@ -322,11 +318,6 @@ def json_lines(data: bytes) -> List[Dict[str, Any]]:
         if isinstance(entry, dict):
             found.append(entry)
     return found
-
-
-def launcher_path(digest12: str) -> str:
-    """Return where the program lies that runs the helper of this digest."""
-    return f"{LIB}/run-{digest12}.py"
 
 
 def launcher_text(digest12: str) -> str:

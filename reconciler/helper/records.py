@@ -19,6 +19,7 @@ STATE = "/var/lib/reconciler"
 RUN = "/run/reconciler"
 QUARANTINE = f"{STATE}/quarantine.json"
 LIB = "/usr/local/lib/reconciler"
+PYTHON = "/usr/bin/python3"
 SECRET_PLACES = ("/etc/reconciler/", "/run/secrets/")
 PERMANENT = "/etc/systemd/system"
 TRIAL = "/run/systemd/system.control"
@@ -42,6 +43,16 @@ TEXT_CAP = 512 * 1024  # A unit is some kilobytes; this only bounds what a mista
 
 
 # -- arguments ---------------------------------------------------------------------------------------
+
+
+def launcher_path(digest12: str) -> str:
+    """Return where the program lies that runs the helper of this digest."""
+    return f"{LIB}/run-{digest12}.py"
+
+
+def helper_command(digest12: str) -> str:
+    """Return the one command that sudo allows, and that the transports and our units run."""
+    return f"{PYTHON} -I -S {launcher_path(digest12)}"
 
 
 IO_WORDS = {
@@ -390,8 +401,10 @@ __all__ = [
     "claim_path",
     "drop_in_path",
     "flag_path",
+    "helper_command",
     "io_words",
     "known_value",
+    "launcher_path",
     "lease_path",
     "living_lease",
     "quarantined_on",

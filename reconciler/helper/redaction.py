@@ -13,6 +13,11 @@ from typing import Any, List, Sequence
 MASK = "[redacted]"
 _NAMES = r"api[_-]?key|access[_-]?key|secret(?:[_-]?key)?|password|passwd|token|credential|authorization|cookie"
 SECRET_NAME = re.compile(r"(?:\A|.*[_-])(?:%s)s?\Z" % _NAMES, re.IGNORECASE | re.DOTALL)
+SECRET_VARIABLE = re.compile(
+    r"(?:^|_|API)KEYS?$|TOKEN$|SECRET|PASSW|PASS$|PWD$|_PAT$|CREDENTIAL|AUTH|PRIVATE|COOKIE",
+    re.IGNORECASE,
+)
+"""How people call environment variables that hold a secret. Wider than `SECRET_NAME`: a name that is hidden costs nothing."""
 _TELLING_FLAGS = r"--?[a-z0-9_-]*(?:api[_-]?key|token|secret|password)"  # Not `--max-total-tokens`.
 _FLAG = re.compile(_TELLING_FLAGS + r"(=|\Z)", re.IGNORECASE)
 _IN_FLAG = re.compile("(" + _TELLING_FLAGS + r"(?:=|\s+)['\"]?)([^\s'\"]+)", re.IGNORECASE)

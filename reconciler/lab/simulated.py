@@ -30,8 +30,8 @@ from reconciler.helper.enrol import (
 from reconciler.helper.guard import guard_main
 from reconciler.helper.install import renew_at_start
 from reconciler.helper.machine import Busy, Reading
-from reconciler.helper.observe import launcher_path, launcher_text
-from reconciler.helper.records import PERMANENT, STATE, encoded, sha256_of
+from reconciler.helper.observe import launcher_text
+from reconciler.helper.records import PERMANENT, STATE, encoded, launcher_path, sha256_of
 from reconciler.helper.revert import tick_main
 from reconciler.lab.simulated_systemd import RUNTIME, VENDOR, WANTS, Systemd
 from reconciler.lab.world import (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from reconciler.helper import build
-from reconciler.helper.enrol import helper_command
+from reconciler.helper.records import helper_command
 from reconciler.lab.hosts import SystemdHost
 
 pytestmark = pytest.mark.lab
