@@ -6,9 +6,8 @@ Nothing is planned for them; where they are is what the hosts' own records say, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from reconciler.core.conditions import Outcome, Reason
 from reconciler.core.desired import Budgets
@@ -20,8 +19,8 @@ from reconciler.core.live import LiveHost, LiveServer
 from reconciler.core.plan import ServerPlan, Wish, blocked
 from reconciler.core.spec import Host
 from reconciler.core.survey import HostSurvey, Survey
-from reconciler.effects.perform import observe
-from reconciler.reconcile import OBSERVE_DEADLINE_S, World
+from reconciler.effects.perform import observe, records_of
+from reconciler.reconcile import OBSERVE_DEADLINE_S, World, on_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +36,16 @@ def with_held(fleet: Fleet, found: Survey, world: World, names: frozenset[str]) 
     why = {n: w for n, w in why_held(fleet).items() if not names or n in names}
     if not why:
         return HeldBack(found, {})
-    hosts = {h.host.name: h for h in found.hosts}
-    for host in fleet.hosts:
-        seen = _looked(hosts.get(host.name) or HostSurvey(host, ()), world, why)
-        if seen.plans or seen.silence:
-            hosts[host.name] = seen
+    seen = {h.host.name: h for h in found.hosts}
+    looked = on_each(
+        [seen.get(host.name) or HostSurvey(host, ()) for host in fleet.hosts],
+        lambda at: _looked(at, world, why),
+        world.hosts_at_once,
+    )
+    hosts = seen | {at.host.name: at for at in looked if at.plans or at.silence}
     placed = {p.wish.server for h in hosts.values() for p in h.plans}
-    silent = sorted(name for name, h in hosts.items() if h.silence)
-    where = f"; not known whether it runs: no answer from {', '.join(silent)}" if silent else "; no host has a server of this name"  # fmt: skip
+    silent = sorted({at.host.name for at in looked if at.silence or not _tells(at.live)})
+    where = f"; not known whether it runs: not told by {', '.join(silent)}" if silent else "; no host has a server of this name"  # fmt: skip
     nowhere = {name: sentence + where for name, sentence in why.items() if name not in placed}
     return HeldBack(Survey(tuple(hosts[name] for name in sorted(hosts))), nowhere)
 
@@ -53,31 +54,31 @@ def _looked(at: HostSurvey, world: World, why: Mapping[str, str]) -> HostSurvey:
     """Add to what was found on a host the servers of which only the names are known."""
     if at.silence:
         return at
+    if at.live is not None and not _units(at.live, why):
+        return at
     try:
         with world.connect(at.host) as port:
-            look: dict[str, Any] = {
-                "servers": [],
-                "kernel_cursor": None,
-                "paths": [],
-                "users": [],
-                "gpus": True,
-            }
-            live = at.live or observe(port, look, deadline_s=OBSERVE_DEADLINE_S)
-            units = {n: str(live.bound[n].get("unit") or "") for n in why if n in live.bound}
-            if not units:
-                return at
-            asked = [
-                {"server": n, "unit": unit or f"{n}.service", "port": None, "invocation_lines": 0}
-                for n, unit in sorted(units.items())
-            ]
-            seen = observe(
-                port, {**look, "servers": asked, "gpus": False}, deadline_s=OBSERVE_DEADLINE_S
+            live = at.live or observe(
+                port, records_of((), gpus=True), deadline_s=OBSERVE_DEADLINE_S
             )
+            units = _units(live, why)
+            if not units:
+                return replace(at, live=live)
+            more = observe(port, records_of(sorted(units.items())), deadline_s=OBSERVE_DEADLINE_S)
     except (HostError, StoreError) as error:
         return replace(at, silence=str(error))
-    joined = _joined(live, seen)
-    plans = tuple(_row(at.host, seen.server(n), why[n]) for n in sorted(units))
-    return replace(at, live=joined, plans=(*at.plans, *plans))
+    plans = tuple(_row(at.host, more.server(n), why[n]) for n in sorted(units))
+    return replace(at, live=_joined(live, more), plans=(*at.plans, *plans))
+
+
+def _tells(live: LiveHost | None) -> bool:
+    """Say whether a host told which servers it is bound to; who may not read its records learns nothing from their absence (S12)."""
+    return live is not None and "known" in (live.raw.get("bound") or {})
+
+
+def _units(live: LiveHost, names: Iterable[str]) -> dict[str, str]:
+    """Give the units of those of these servers that a host is bound to."""
+    return {n: str(live.bound[n].get("unit") or f"{n}.service") for n in names if n in live.bound}
 
 
 def _joined(live: LiveHost, more: LiveHost) -> LiveHost:

@@ -63,7 +63,13 @@ from reconciler.core.spec import Host, Server
 from reconciler.core.survey import HostSurvey, Survey
 from reconciler.effects.carry import Turn, carry
 from reconciler.effects.inspect import engine_checks
-from reconciler.effects.perform import JOURNAL_LINES, Performer, fetch_args, observe
+from reconciler.effects.perform import (
+    JOURNAL_LINES,
+    Performer,
+    fetch_args,
+    observe,
+    records_of,
+)
 from reconciler.effects.ports import (
     Clock,
     FlagMemory,
@@ -232,7 +238,7 @@ def survey(
         named = frozenset(s.name for s in fleet.servers if s.host == at.name) | fleet.held
         return _with_orphans(found, named, world, prune, none_left=not fleet.servers)
 
-    found = _on_each(work, look, world.hosts_at_once)
+    found = on_each(work, look, world.hosts_at_once)
     bound = limited(
         (p for h in found for p in h.plans if p.wish.server not in prune), world.pruning.limit
     )
@@ -252,10 +258,7 @@ def _with_orphans(
     orphans = orphans_of(found.live.bound, named)
     if not orphans:
         return found
-    asked = [
-        {"server": o.server, "unit": o.unit, "port": None, "invocation_lines": 0} for o in orphans
-    ]
-    args = {"servers": asked, "kernel_cursor": None, "paths": [], "users": [], "gpus": False}
+    args = records_of((o.server, o.unit) for o in orphans)
     try:
         with world.connect(found.host) as port:
             seen = observe(port, args, deadline_s=OBSERVE_DEADLINE_S)
@@ -367,7 +370,7 @@ def _facts(plan: ServerPlan, live: LiveHost | None) -> Facts:
     )
 
 
-def _on_each(items: Iterable[T], do: Callable[[T], R], at_once: int) -> list[R]:
+def on_each(items: Iterable[T], do: Callable[[T], R], at_once: int) -> list[R]:
     """Do something for every host at once, and give the results in their order."""
     todo = list(items)
     if len(todo) < 2:
@@ -597,7 +600,7 @@ def _bare_wish(server: Server) -> Wish:
 def act(found: Survey, world: World, emit: Callable[[Event], None]) -> tuple[ServerResult, ...]:
     """Carry the plan out, hosts at once, and give how each server ended, in the order of the plan."""
     began = world.clock.now()
-    results = _on_each(
+    results = on_each(
         found.hosts, lambda h: _act_on_host(h, world, began, emit), world.hosts_at_once
     )
     return tuple(r for rows in results for r in rows)
@@ -740,7 +743,7 @@ def crowded(plans: Sequence[ServerPlan], own: tuple[str, HostPort], world: World
             return _peers_now(them, own, world)
 
         facts = dict(
-            row for rows in _on_each(by_host.values(), look, world.hosts_at_once) for row in rows
+            row for rows in on_each(by_host.values(), look, world.hosts_at_once) for row in rows
         )
         busy = sorted(name for name, fact in facts.items() if fact.under_way)
         if len(busy) + len(members) > turn.at_once:
@@ -755,10 +758,7 @@ def _peers_now(
     peers: list[Peer], own: tuple[str, HostPort], world: World
 ) -> list[tuple[str, Facts]]:
     """Look at group members of one host; a host that is silent has none that serves."""
-    asked = [
-        {"server": p.server, "unit": p.unit, "port": None, "invocation_lines": 0} for p in peers
-    ]
-    args = {"servers": asked, "kernel_cursor": None, "paths": [], "users": [], "gpus": False}
+    args = records_of((p.server, p.unit) for p in peers)
     at = peers[0].host
     try:
         with nullcontext(own[1]) if at.name == own[0] else world.connect(at) as port:

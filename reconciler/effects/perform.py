@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -328,6 +328,15 @@ def look_args(state: Attempt, effect: Look) -> dict[str, Any]:
         "users": list(effect.users),
         "gpus": effect.gpus,
     }
+
+
+def records_of(servers: Iterable[tuple[str, str]], *, gpus: bool = False) -> dict[str, Any]:
+    """Phrase a look at servers, each with its unit, of which only the state and the records count."""
+    asked = [
+        {"server": name, "unit": unit, "port": None, "invocation_lines": 0}
+        for name, unit in servers
+    ]
+    return {"servers": asked, "kernel_cursor": None, "paths": [], "users": [], "gpus": gpus}
 
 
 def observe(

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from rich.text import Text
 from steering_stage import ENGINES, Stage
 
+from reconciler import held_back
 from reconciler.core.errors import HostUnreachableError
 from reconciler.core.fleet import Fleet, load_fleet
 from reconciler.core.held import why_held
+from reconciler.core.live import LiveHost
 from reconciler.core.saved_state import read_state, state_of, state_text
 from reconciler.core.spec import Host
+from reconciler.effects.perform import observe
 from reconciler.held_back import HeldBack, with_held
 from reconciler.lab.simulated_ports import SimulatedPort
 from reconciler.reconcile import survey
@@ -102,8 +107,23 @@ def test_of_a_silent_host_nothing_is_said_to_be_absent() -> None:
     stage.controller = replace(stage.controller, connect=connect)
     held = looked(stage, stage.text(b=WRONG))
     (line,) = [x for x in shown(held) if x.startswith("b")]
-    assert line.endswith("not known whether it runs: no answer from one")
+    assert line.endswith("not known whether it runs: not told by one")
     assert [h.host.name for h in held.found.hosts if h.silence] == ["one"]
+
+
+def test_of_a_host_that_keeps_its_records_to_root_nothing_is_said_to_be_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S12: who may not read which servers a host is bound to learns nothing from an empty answer."""
+    stage = serving()
+
+    def without_privilege(*args: Any, **options: Any) -> LiveHost:
+        live = observe(*args, **options)
+        return replace(live, bound={}, raw={**live.raw, "bound": {"unknown": "not for you"}})
+
+    monkeypatch.setattr(held_back, "observe", without_privilege)
+    (line,) = [x for x in shown(looked(stage, stage.text(b=WRONG))) if x.startswith("b")]
+    assert line.endswith("not known whether it runs: not told by one")
 
 
 def test_a_saved_state_says_whose_spec_is_wrong() -> None:
