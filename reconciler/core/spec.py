@@ -776,7 +776,8 @@ class Group(Strictly):
         ge=1,
         le=1000,
         title="At once",
-        description="How many members may be under change at the same time.",
+        description="How many members may be under change at the same time. A member whose host does not answer is not counted; "
+        "`min_available` counts it as one that does not serve.",
         examples=[1],
     )
     min_available: int = Field(
