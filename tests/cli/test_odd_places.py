@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Run:
         ended = subprocess.run(
             ["/bin/sh", "-c", f'"$@" {prefix}', "sh", *command],
             cwd=tmp_path,
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd()), "HOME": str(tmp_path / "home")} | environment,
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path / "home")} | environment,
             capture_output=True,
             text=True,
             timeout=60,
